@@ -1,0 +1,92 @@
+"""Frozen settings, built once in `cli` (or by the Python API) and passed down; reads nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model, and in what form.
+
+    Attributes:
+        model: hub id, folder, `.gguf` file, or `demo`.
+        revision: hub revision; None takes the default branch.
+        dtype: `auto`, `float32`, `float16` or `bfloat16`; anything but auto expands quantized
+            weights to that type.
+        max_model_len: longest prompt plus output in tokens; None takes the model's own.
+    """
+
+    model: str = "demo"
+    revision: str | None = None
+    dtype: str = "auto"
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Where keys and values live.
+
+    Attributes:
+        block_size: tokens per block.
+        kv_memory: upper limit of all layers' keys and values in bytes; None decides by machine.
+        kv_dtype: `auto` stores what the model computes; otherwise a dtype name.
+        prefix_cache: share blocks between requests with equal prefixes.
+    """
+
+    block_size: int = 16
+    kv_memory: int | None = None
+    kv_dtype: str = "auto"
+    prefix_cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Who runs in a step.
+
+    Attributes:
+        policy: `continuous` (requests join and leave at every step) or `static` (a batch is fixed
+            until its last request ends: the baseline).
+        max_num_seqs: most requests running at once.
+        max_num_batched_tokens: most rows in one step; None lets predicted step time decide.
+        itl_target_ms: the gap between two tokens of a stream that the step time is kept under.
+        max_queue_wait_s: longest predicted wait that is still accepted.
+        pipelined: launch step n+1 before the tokens of step n are read.
+    """
+
+    policy: str = "continuous"
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    itl_target_ms: float = 100.0
+    max_queue_wait_s: float = 60.0
+    pipelined: bool = True
+    journal_steps: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All that an engine process needs to start."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    attention: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """All that the HTTP front needs to start."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    served_model_name: str | None = None
+    aliases: tuple[tuple[str, str], ...] = ()
+    strict_model: bool = False
+    keys_file: Path | None = None
+    log_format: str = "text"
+    log_prompts: bool = False
+    max_body_bytes: int = 32 * 2**20
+    keep_alive_s: float = 10.0
+    step_timeout_s: float = 120.0
+    engine: EngineConfig = field(default_factory=EngineConfig)

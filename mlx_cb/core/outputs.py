@@ -1,0 +1,68 @@
+"""What the engine says about a request's progress; plain data that crosses process borders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class FinishReason(Enum):
+    """Why a request ended. Every accepted request ends with exactly one of these."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, from the unmodified logits.
+
+    Attributes:
+        token_id: the token at this position.
+        logprob: its natural log-probability.
+        rank: 1 for the most probable token.
+        top_ids, top_logprobs: the most probable alternatives, best first, as many as asked for.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: list[int] = field(default_factory=list)
+    top_logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One token chosen by a step for one request."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one step added to one request.
+
+    Attributes:
+        token_ids: new tokens, without the token that ended the request.
+        logprobs: one entry per new token when asked for.
+        prompt_logprobs: with the first output when asked for; entry i belongs to prompt token
+            i + 1.
+        finish_reason: set on the last output of the request, and only there.
+        stop_token_id: the end-of-sequence or stop token that ended it.
+        num_prompt_tokens, num_cached_tokens: prompt length, and how much of it was in the cache.
+        error: what went wrong, for FinishReason.ERROR.
+    """
+
+    request_id: str
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    error: str | None = None

@@ -1,0 +1,103 @@
+"""How one request's tokens are chosen and when it ends; knows nothing about models or batches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mlx_cb.errors import InvalidRequest
+
+MAX_LOGPROBS = 20
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling and ending of one generation. Every field has the range that `__post_init__` checks.
+
+    Attributes:
+        temperature: 0 is greedy, whatever the other fields say.
+        top_k: keep the k most probable tokens; 0 keeps all.
+        top_p: keep the smallest set of tokens whose probabilities sum to at least this.
+        min_p: keep tokens at least this fraction as probable as the most probable one.
+        seed: makes the text repeatable, whoever shares the batch; None draws one per request.
+        presence_penalty, frequency_penalty: subtracted from the logits of tokens already
+            generated (once, and per occurrence).
+        repetition_penalty: divides positive and multiplies negative logits of tokens in the
+            prompt or the output (Keskar et al. 2019, CTRL).
+        logit_bias: added to the logits of these token ids, -100 to 100.
+        logprobs: number of most probable alternatives reported per token; 0 reports the chosen
+            token alone, None reports nothing.
+        prompt_logprobs: the same for the tokens of the prompt (from the second on).
+        max_tokens: most tokens to generate; None runs to the end of the context.
+        min_tokens: end-of-sequence ids cannot be chosen before this many tokens.
+        stop: strings that end the text; not part of it.
+        stop_token_ids: token ids that end the generation beside the model's own.
+        ignore_eos: the model's own end-of-sequence ids do not end the generation.
+
+    Raises InvalidRequest, naming the field, from the constructor.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range("temperature", self.temperature, 0.0, 100.0)
+        _check_range("top_k", self.top_k, 0, 2**31 - 1)
+        _check_range("top_p", self.top_p, 0.0, 1.0)
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _check_range("seed", self.seed, 0, MAX_SEED)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        for token_id, bias in self.logit_bias:
+            _check_range("logit_bias", token_id, 0, 2**31 - 1)
+            _check_range("logit_bias", bias, -100.0, 100.0)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_range(name, getattr(self, name), 0, MAX_LOGPROBS)
+        if self.max_tokens is not None:
+            _check_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
+        _check_range("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if any(not text for text in self.stop):
+            raise InvalidRequest("stop strings cannot be empty; leave them out", param="stop")
+        for token_id in self.stop_token_ids:
+            _check_range("stop_token_ids", token_id, 0, 2**31 - 1)
+
+    @property
+    def is_greedy(self) -> bool:
+        """True when the most probable token is always taken."""
+        return self.temperature < 1e-5 or self.top_k == 1
+
+    @property
+    def has_penalties(self) -> bool:
+        """True when the logits depend on the tokens generated so far."""
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidRequest(f"{name} must be a number, not {type(value).__name__}", param=name)
+    if isinstance(low, int) and not isinstance(value, int):
+        raise InvalidRequest(f"{name} must be a whole number, not {value}", param=name)
+    if not math.isfinite(value) or not low <= value <= high:
+        raise InvalidRequest(f"{name} must be between {low} and {high}, not {value}", param=name)
