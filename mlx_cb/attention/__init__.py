@@ -1,0 +1,1 @@
+"""Mechanism under the model: where keys and values live and how queries attend to them."""

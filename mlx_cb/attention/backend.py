@@ -1,0 +1,46 @@
+"""What an attention backend must do. Backends are siblings; each has its own module."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import mlx.core as mx
+
+from mlx_cb.attention.kv_storage import KVLayer
+from mlx_cb.attention.metadata import AttentionMetadata
+
+
+class AttentionBackend(ABC):
+    """Writes and attends for all layers of a model. One instance per engine."""
+
+    name: str
+    metadata: AttentionMetadata
+
+    def begin(self, metadata: AttentionMetadata) -> None:
+        """Take over the shapes of the next step, once, before any layer runs."""
+        self.metadata = metadata
+
+    def write(self, layer: KVLayer, keys: mx.array, values: mx.array) -> None:
+        """Store this step's rows.
+
+        Args:
+            keys: (T, num_kv_heads, 1, key_dim).
+            values: (T, num_kv_heads, 1, value_dim).
+        """
+        layer.write(
+            keys[:, :, 0], values[:, :, 0], self.metadata.block_ids, self.metadata.block_offsets
+        )
+
+    @abstractmethod
+    def attend(
+        self, layer: KVLayer, queries: mx.array, scale: float, sinks: mx.array | None
+    ) -> mx.array:
+        """Causal attention of each row over its own request's context, window included.
+
+        Args:
+            queries: (T, num_heads, 1, key_dim).
+            scale: factor of the scores.
+            sinks: (num_heads,) extra logits that take part in the normalisation only, or None.
+
+        Returns: (T, num_heads, 1, value_dim), dtype of the queries.
+        """

@@ -1,0 +1,111 @@
+"""Owns the arrays behind the blocks, one pair per attention layer; knows nothing about requests.
+
+A block of a KV head is one contiguous tile. Writes happen in place because nobody else holds the
+array: never keep a second reference to `keys` or `values` across a write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayerSpec:
+    """Shape of one attention layer's keys and values.
+
+    `window` is the number of positions a query sees, itself included; None sees everything.
+    """
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: mx.Dtype
+    window: int | None = None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token's keys and values take in this layer."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim) * self.dtype.size
+
+
+class KVLayer:
+    """Keys and values of one layer: (num_blocks, num_kv_heads, block_size, dim)."""
+
+    __slots__ = ("block_size", "keys", "spec", "values")
+
+    def __init__(self, spec: KVLayerSpec, block_size: int) -> None:
+        self.spec = spec
+        self.block_size = block_size
+        self.keys = self._zeros(0, spec.key_dim)
+        self.values = self._zeros(0, spec.value_dim)
+
+    def _zeros(self, num_blocks: int, dim: int) -> mx.array:
+        shape = (num_blocks, self.spec.num_kv_heads, self.block_size, dim)
+        return mx.zeros(shape, dtype=self.spec.dtype)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that exist in memory."""
+        return self.keys.shape[0]
+
+    def resize(self, num_blocks: int) -> None:
+        """Grow or shrink to `num_blocks`, keeping the content of the blocks that stay.
+
+        Evaluated at once, keys before values, so that the extra peak is one array.
+        """
+        for name, dim in (("keys", self.spec.key_dim), ("values", self.spec.value_dim)):
+            array = getattr(self, name)
+            missing = num_blocks - array.shape[0]
+            if missing > 0:
+                array = mx.concatenate([array, self._zeros(missing, dim)])
+            else:
+                array = mx.contiguous(array[:num_blocks])
+            mx.eval(array)
+            setattr(self, name, array)
+
+    def write(
+        self, keys: mx.array, values: mx.array, block_ids: mx.array, block_offsets: mx.array
+    ) -> None:
+        """Store T rows: keys (T, num_kv_heads, key_dim), values (T, num_kv_heads, value_dim)."""
+        self.keys[block_ids, :, block_offsets] = keys.astype(self.spec.dtype)
+        self.values[block_ids, :, block_offsets] = values.astype(self.spec.dtype)
+
+
+class KVStorage:
+    """All layers' arrays over the same block ids. Grows on demand, layer by layer."""
+
+    def __init__(self, specs: list[KVLayerSpec], block_size: int) -> None:
+        self.block_size = block_size
+        self.layers = [KVLayer(spec, block_size) for spec in specs]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that exist in memory."""
+        return self.layers[0].num_blocks
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block id over all layers."""
+        return self.block_size * sum(layer.spec.bytes_per_token for layer in self.layers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that exist in memory."""
+        return self.num_blocks * self.bytes_per_block
+
+    def resize(self, num_blocks: int) -> None:
+        """Make exactly `num_blocks` exist."""
+        for layer in self.layers:
+            layer.resize(num_blocks)
+        mx.clear_cache()  # the old arrays' buffers fit nothing else
+
+    def clear(self) -> None:
+        """Forget all content and memory, e.g. after a failed step."""
+        for layer in self.layers:
+            layer.__init__(layer.spec, layer.block_size)  # type: ignore[misc]
+
+    def arrays(self) -> list[mx.array]:
+        """Every array, to be evaluated with a step. Do not keep the list."""
+        return [array for layer in self.layers for array in (layer.keys, layer.values)]

@@ -1,0 +1,36 @@
+"""What attention must know about one step's rows; knows nothing about requests or models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(slots=True)
+class AttentionMetadata:
+    """Shapes of one step. T rows (tokens) belong to S entries (one per request in the step).
+
+    The first `num_decodes` entries have one row each, ordered by context length; the others are
+    prefill chunks.
+
+    Attributes:
+        positions: (T,) int32, position of each row in its request.
+        block_ids, block_offsets: (T,) int32, where each row's keys and values are written:
+            slot = block_id * block_size + offset.
+        query_start_loc: (S + 1,) int32, first row of each entry.
+        seq_lens: (S,) int32, tokens of each entry's request including this step's rows.
+        block_tables: (S, max blocks) int32, padded with 0 behind each entry's blocks.
+        logit_rows: (R,) int32, rows whose logits are wanted.
+    """
+
+    positions: mx.array
+    block_ids: mx.array
+    block_offsets: mx.array
+    num_decodes: int
+    query_start_loc: NDArray[np.int32]
+    seq_lens: NDArray[np.int32]
+    block_tables: NDArray[np.int32]
+    logit_rows: mx.array

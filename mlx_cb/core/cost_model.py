@@ -1,0 +1,101 @@
+"""Predicts how long a step takes from what is in it; learns from every step that ran.
+
+Knows rows and context, not requests. The token budget of a step comes from here: the largest
+number of rows whose predicted time stays under a target.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+SMOOTHING = 0.1  # weight of a new measurement in its bucket
+MAX_ROWS = 4096
+OUTLIER = 3.0  # times the prediction that a measurement may count for
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Moving averages over the steps with about this many rows."""
+
+    rows: float
+    context: float
+    seconds: float
+    count: int = 1
+
+
+class StepCostModel:
+    """Online least squares for `seconds = base + per_row * rows + per_context * context`.
+
+    `rows` are tokens in the step, `context` is the sum of the contexts they attend to. Measurements
+    are averaged per half octave of rows and the line is fitted through these averages, so that an
+    hour of equal steps does not wash out what is known about others.
+    """
+
+    def __init__(self, base: float = 0.02, per_row: float = 0.002) -> None:
+        self.base = base
+        self.per_row = per_row
+        self.per_context = 0.0
+        self.num_observations = 0
+        self._buckets: dict[int, _Bucket] = {}
+
+    def predict(self, rows: int, context: int) -> float:
+        """Seconds a step of this shape takes."""
+        return self.base + self.per_row * rows + self.per_context * context
+
+    def rows_within(self, seconds: float, context: int) -> int:
+        """Most rows whose step stays under `seconds`; at least one."""
+        room = seconds - self.base - self.per_context * context
+        return max(1, min(MAX_ROWS, int(room / self.per_row)))
+
+    def observe(self, rows: int, context: int, seconds: float) -> None:
+        """Learn from a measured step. One stall (a busy core, a waking laptop) counts for little."""
+        key = int(2 * math.log2(max(rows, 1)))
+        bucket = self._buckets.get(key)
+        self.num_observations += 1
+        if bucket is None:
+            self._buckets[key] = _Bucket(rows, context, seconds)
+        else:
+            if bucket.count > 4:
+                seconds = min(seconds, OUTLIER * self.predict(rows, context))
+            weight = max(SMOOTHING, 1 / (bucket.count + 1))
+            bucket.rows += weight * (rows - bucket.rows)
+            bucket.context += weight * (context - bucket.context)
+            bucket.seconds += weight * (seconds - bucket.seconds)
+            bucket.count += 1
+        self._fit()
+
+    def _fit(self) -> None:
+        points = [(b.rows, b.context, b.seconds) for b in self._buckets.values()]
+        if len(points) == 1:
+            # One shape seen: scale the prior, so that the split into base and rows stays plausible.
+            rows, context, seconds = points[0]
+            factor = seconds / self.predict(round(rows), round(context))
+            self.base *= factor
+            self.per_row *= factor
+            return
+        per_context = _slopes(points)[1] if len(points) >= 3 else 0.0
+        self.per_context = min(max(per_context, 0.0), 1e-3)
+        flat = [(rows, seconds - self.per_context * context) for rows, context, seconds in points]
+        mean_rows = sum(rows for rows, _ in flat) / len(flat)
+        mean_seconds = sum(seconds for _, seconds in flat) / len(flat)
+        spread = sum((rows - mean_rows) ** 2 for rows, _ in flat)
+        slope = sum((rows - mean_rows) * (seconds - mean_seconds) for rows, seconds in flat) / spread
+        # Neither may vanish: a budget is divided by the one and a step never costs nothing.
+        self.per_row = max(slope, 1e-3 * mean_seconds / mean_rows)
+        self.base = max(mean_seconds - self.per_row * mean_rows, 1e-3 * mean_seconds)
+
+
+def _slopes(points: list[tuple[float, float, float]]) -> tuple[float, float]:
+    """Least-squares slopes of the third coordinate over the first two; zeros when undetermined."""
+    n = len(points)
+    mean = [sum(point[i] for point in points) / n for i in range(3)]
+    centred = [[point[i] - mean[i] for i in range(3)] for point in points]
+    xx, xy, yy, xz, yz = (
+        sum(point[i] * point[j] for point in centred)
+        for i, j in ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2))
+    )
+    determinant = xx * yy - xy * xy
+    if determinant <= 1e-6 * xx * yy:
+        return 0.0, 0.0
+    return (xz * yy - yz * xy) / determinant, (yz * xx - xz * xy) / determinant

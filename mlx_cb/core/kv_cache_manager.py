@@ -1,0 +1,116 @@
+"""Gives requests their blocks and finds prefixes that are already there.
+
+Owns the policy per request (how many blocks, which prefix); the blocks themselves belong to
+`BlockPool`. Sharing is in place: a hit adds references, nothing is copied. Only full blocks are
+shared and a request writes only behind them, so a shared block never changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from dataclasses import dataclass
+
+from mlx_cb.core.block_pool import BlockPool
+from mlx_cb.core.request import Request
+
+
+@dataclass(slots=True)
+class PrefixStats:
+    """Tokens asked for and tokens found, since start."""
+
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+
+
+class KVCacheManager:
+    """Block tables of all requests over one pool."""
+
+    def __init__(self, pool: BlockPool, block_size: int, *, prefix_cache: bool) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.prefix_cache = prefix_cache
+        self.stats = PrefixStats()
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold this many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def num_missing_blocks(self, request: Request) -> int:
+        """Blocks a request still has to take for its known text and one token more."""
+        return max(0, self.num_blocks_for(request.num_tokens + 1) - len(request.block_table))
+
+    def can_admit(self, request: Request, *, headroom: int) -> bool:
+        """True when the whole known text fits beside `headroom` blocks for others' growth."""
+        hits = self._find_prefix(request)
+        revived = sum(1 for block_id in hits if not self.pool.is_referenced(block_id))
+        needed = self.num_blocks_for(request.num_tokens + 1) - len(hits)
+        return needed + revived + headroom <= self.pool.num_available
+
+    def take_prefix(self, request: Request) -> int:
+        """Share the blocks of the longest known prefix; returns the tokens that need no computing.
+
+        At least the last token is left to compute, because its logits are needed.
+        """
+        assert not request.block_table
+        hits = self._find_prefix(request)
+        self.pool.share(hits)
+        request.block_table = hits
+        request.num_hashed_blocks = len(hits)
+        request.num_computed_tokens = len(hits) * self.block_size
+        self.stats.queried_tokens += request.num_tokens
+        self.stats.hit_tokens += request.num_computed_tokens
+        return request.num_computed_tokens
+
+    def allocate_slots(self, request: Request, num_tokens: int) -> bool:
+        """Grow the block table until it holds `num_tokens`; False, and no change, without room."""
+        missing = self.num_blocks_for(num_tokens) - len(request.block_table)
+        if missing <= 0:
+            return True
+        if missing > self.pool.num_available:
+            return False
+        request.block_table += self.pool.allocate(missing)
+        return True
+
+    def free(self, request: Request) -> None:
+        """Give back every block; the content of full ones stays findable until it is needed."""
+        self.pool.free(request.block_table)
+        request.block_table = []
+        request.num_hashed_blocks = 0
+        request.num_computed_tokens = 0
+
+    def remember(self, request: Request, num_tokens: int) -> None:
+        """Make the full blocks among the first `num_tokens` (written, and known) findable."""
+        if not self.prefix_cache:
+            return
+        num_full = min(num_tokens // self.block_size, len(request.block_table))
+        if num_full <= request.num_hashed_blocks:
+            return
+        hashes = self._hashes(request, num_full)
+        for index in range(request.num_hashed_blocks, num_full):
+            self.pool.remember(request.block_table[index], hashes[index])
+        request.num_hashed_blocks = num_full
+
+    def _find_prefix(self, request: Request) -> list[int]:
+        if not self.prefix_cache or request.params.prompt_logprobs is not None:
+            return []
+        num_full = (request.num_tokens - 1) // self.block_size
+        hits: list[int] = []
+        for content_hash in self._hashes(request, num_full)[:num_full]:
+            block_id = self.pool.find(content_hash)
+            if block_id is None:
+                break
+            hits.append(block_id)
+        return hits
+
+    def _hashes(self, request: Request, num_full: int) -> list[bytes]:
+        """Chained hashes of the first `num_full` blocks: each covers everything before it."""
+        hashes = request.block_hashes
+        size = self.block_size
+        for index in range(len(hashes), num_full):
+            parent = hashes[-1] if hashes else request.cache_salt
+            tokens = array("i", request.token_ids[index * size : (index + 1) * size])
+            digest = hashlib.blake2b(parent, digest_size=16)
+            digest.update(tokens.tobytes())
+            hashes.append(digest.digest())
+        return hashes

@@ -1,0 +1,95 @@
+"""One generation inside the engine: its tokens, its blocks, its progress and its story."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from mlx_cb.core.outputs import FinishReason
+from mlx_cb.sampling_params import SamplingParams
+
+
+class RequestStatus(Enum):
+    """Where a request stands. PREEMPTED waits again, with its output kept."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """State of one generation. Times are seconds of the scheduler's clock.
+
+    `token_ids` holds the prompt and everything generated so far. `num_computed_tokens` counts the
+    positions whose keys and values are written by a launched step; it catches up with
+    `num_tokens`, chunk by chunk or token by token. `num_in_flight` is 1 while a launched step has
+    chosen a token that nobody has read yet: the next row then takes its token id on the device.
+
+    Attributes:
+        max_output_tokens: resolved limit (params, context, pool), at least what params allow.
+        seed: of the request's random numbers; drawn when the client sent none.
+        cache_salt: keeps one user's prefixes apart from another's.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    params: SamplingParams
+    max_output_tokens: int
+    eos_token_ids: frozenset[int]
+    seed: int
+    user: str = "local"
+    arrival_time: float = 0.0
+    cache_salt: bytes = b""
+    num_prompt_tokens: int = field(init=False)
+    status: RequestStatus = RequestStatus.WAITING
+    block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_in_flight: int = 0
+    num_cached_tokens: int = 0
+    num_hashed_blocks: int = 0
+    stop_token_ids: frozenset[int] = field(init=False)
+    finish_reason: FinishReason | None = None
+    admitted_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+    num_preemptions: int = 0
+    events: list[RequestEvent] = field(default_factory=list)
+    waiting_for: str = ""
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.token_ids)
+        eos = frozenset() if self.params.ignore_eos else self.eos_token_ids
+        self.stop_token_ids = eos | frozenset(self.params.stop_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known to the host: prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated and read so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Rows this request still needs before its next token can be chosen."""
+        return len(self.token_ids) + self.num_in_flight - self.num_computed_tokens
+
+    @property
+    def awaits_last_token(self) -> bool:
+        """True when every token it may generate is read or in flight: no further row is needed."""
+        return self.num_output_tokens + self.num_in_flight >= self.max_output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEvent:
+    """A turn in a request's life, for `/status/requests/{id}`."""
+
+    time: float
+    step: int
+    what: str
+    detail: str = ""

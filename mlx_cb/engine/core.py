@@ -1,0 +1,289 @@
+"""The engine's loop: schedule, launch, collect, update. One thread makes every MLX call.
+
+Knows no sockets and no text. The worker process and the Python API both drive it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import psutil
+
+from mlx_cb import blas
+from mlx_cb.attention.kv_storage import KVStorage
+from mlx_cb.attention.reference import ReferenceBackend
+from mlx_cb.config import EngineConfig
+from mlx_cb.core.block_pool import BlockPool
+from mlx_cb.core.kv_cache_manager import KVCacheManager
+from mlx_cb.core.outputs import RequestOutput
+from mlx_cb.core.request import Request
+from mlx_cb.core.scheduler import Scheduler
+from mlx_cb.engine.interface import ModelInfo
+from mlx_cb.errors import ContextLengthExceeded, InvalidRequest, OutOfMemory
+from mlx_cb.model.cache_spec import CacheSpec, probe
+from mlx_cb.model.loader import LoadedModel, load
+from mlx_cb.model.runner import LaunchedStep, ModelRunner
+from mlx_cb.sampling_params import SamplingParams
+
+KV_MEMORY_SHARE = 0.4  # of what is available after loading, for `--kv-memory auto`
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since start, for `/metrics`."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    failed_steps: int = 0
+
+
+class EngineCore:
+    """One loaded model and everything that is being generated with it."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        loaded: LoadedModel,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.loaded = loaded
+        self.counters = Counters()
+        self.last_step_time = clock()
+        self._clock = clock
+        self._in_flight: LaunchedStep | None = None
+        self._pending_outputs: list[RequestOutput] = []
+        self.cache_spec = probe(loaded.model, loaded.architecture, loaded.dtype)
+        block_size = config.cache.block_size
+        pool = BlockPool(num_blocks(config, self.cache_spec))
+        kv_cache = KVCacheManager(pool, block_size, prefix_cache=config.cache.prefix_cache)
+        self.scheduler = Scheduler(config.scheduler, kv_cache, clock=clock)
+        self.runner = ModelRunner(
+            loaded.model,
+            KVStorage(list(self.cache_spec.layers), block_size),
+            ReferenceBackend(block_size),
+        )
+        self.max_request_tokens = min(loaded.max_model_len, pool.capacity * block_size)
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> EngineCore:
+        """Load the configured model. Raises ModelNotFound, UnsupportedModel or OutOfMemory."""
+        return cls(config, load(config.model))
+
+    @property
+    def has_work(self) -> bool:
+        """True while a step can make progress."""
+        return self.scheduler.has_work or self._in_flight is not None
+
+    def add(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        user: str = "local",
+    ) -> Request:
+        """Accept a request; it joins at the next step.
+
+        Raises InvalidRequest or ContextLengthExceeded for what can never be served.
+        """
+        room = self.max_request_tokens - len(prompt_ids)
+        self._check(prompt_ids, params, room)
+        seed = params.seed if params.seed is not None else secrets.randbits(64)
+        request = Request(
+            request_id=request_id,
+            token_ids=list(prompt_ids),
+            params=params,
+            max_output_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            eos_token_ids=self.loaded.eos_token_ids,
+            seed=seed,
+            user=user,
+            arrival_time=self._clock(),
+            cache_salt=user.encode(),
+        )
+        self.scheduler.add(request)
+        self.counters.prompt_tokens += len(prompt_ids)
+        return request
+
+    def _check(self, prompt_ids: Sequence[int], params: SamplingParams, room: int) -> None:
+        vocab_size = self.vocab_size
+        if not prompt_ids:
+            raise InvalidRequest("the prompt is empty", param="prompt")
+        if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab_size:
+            raise InvalidRequest(f"a prompt token id is not below {vocab_size}", param="prompt")
+        for token_id, _ in params.logit_bias:
+            if token_id >= vocab_size:
+                raise InvalidRequest(
+                    f"logit_bias names token {token_id}; the vocabulary has {vocab_size}",
+                    param="logit_bias",
+                )
+        if room < 1:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(prompt_ids)} tokens and at most "
+                f"{self.max_request_tokens - 1} fit",
+                param="prompt",
+            )
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its blocks are free for the next step."""
+        output = self.scheduler.abort(request_id)
+        if output is not None:
+            self.runner.forget(request_id)
+            self._pending_outputs.append(output)
+
+    def step(self) -> list[RequestOutput]:
+        """Advance every running request by one token; returns what is new.
+
+        Pipelined: the next step is launched before the last one's tokens are read, unless a row
+        needs them on the host first.
+        """
+        outputs, self._pending_outputs = self._pending_outputs, []
+        previous = self._in_flight
+        if previous is not None and (previous.sample_late or not self.config.scheduler.pipelined):
+            outputs += self._collect(previous)
+            previous = None
+        self._in_flight = self._launch(previous)
+        if previous is not None:
+            outputs += self._collect(previous)
+        return outputs
+
+    def _launch(self, previous: LaunchedStep | None) -> LaunchedStep | None:
+        plan = self.scheduler.schedule()
+        if plan.is_empty:
+            return None
+        try:
+            return self.runner.launch(plan, previous)
+        except Exception as error:
+            self._pending_outputs += self._fail(error, plan)
+            return None
+
+    def _collect(self, step: LaunchedStep) -> list[RequestOutput]:
+        try:
+            sampled, seconds = self.runner.collect(step)
+        except Exception as error:
+            return self._fail(error, step.plan)
+        self.last_step_time = self._clock()
+        self.counters.steps += 1
+        self.counters.generated_tokens += len(sampled)
+        return self.scheduler.update(step.plan, sampled, seconds)
+
+    def _fail(self, error: Exception, plan: Any) -> list[RequestOutput]:
+        """A step went wrong: its requests end with an error; the others start over from scratch.
+
+        The arrays behind the blocks may be broken, so nothing that was in them is kept.
+        """
+        self.counters.failed_steps += 1
+        outputs = self.scheduler.fail(plan, f"step {plan.record.step} failed: {error}")
+        if self._in_flight is not None and self._in_flight.plan is not plan:
+            outputs += self.scheduler.fail(self._in_flight.plan, "the step before it failed")
+        self._in_flight = None
+        self.scheduler.restart_running(f"step {plan.record.step} failed")
+        self.runner.storage.clear()
+        mx.clear_cache()
+        return outputs
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids the model knows."""
+        return int(self.loaded.config["vocab_size"])
+
+    def info(self) -> ModelInfo:
+        """What is loaded."""
+        loaded = self.loaded
+        return ModelInfo(
+            name=self.config.model.model,
+            path=str(loaded.path),
+            architecture=loaded.architecture,
+            max_model_len=self.max_request_tokens,
+            vocab_size=self.vocab_size,
+            eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
+            num_layers=len(self.cache_spec.layers),
+            num_parameters=loaded.num_parameters,
+            dtype=str(loaded.dtype).removeprefix("mlx.core."),
+            quantization=loaded.quantization,
+            weights_bytes=loaded.weights_bytes,
+            kv_bytes_per_token=self.cache_spec.bytes_per_token,
+            block_size=self.config.cache.block_size,
+            attention=self.runner.backend.name,
+            layout=self.cache_spec.layout.value,
+            blas=blas.active(),
+            created=int((loaded.path / "config.json").stat().st_mtime),
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Engine, blocks, queue and users, JSON-ready. Times in seconds, memory in bytes."""
+        scheduler = self.scheduler
+        pool, storage = scheduler.kv_cache.pool, self.runner.storage
+        users: dict[str, dict[str, int]] = {}
+        for request in scheduler.requests.values():
+            counts = users.setdefault(request.user, {"waiting": 0, "running": 0})
+            is_waiting = request.request_id in scheduler.waiting
+            counts["waiting" if is_waiting else "running"] += 1
+        base, per_row, per_context = (
+            scheduler.cost_model.base,
+            scheduler.cost_model.per_row,
+            scheduler.cost_model.per_context,
+        )
+        return {
+            "requests": {
+                "waiting": len(scheduler.waiting),
+                "prefilling": len(scheduler.prefilling),
+                "decoding": len(scheduler.decoding),
+                "preemptions": scheduler.num_preemptions,
+            },
+            "blocks": {
+                "size": scheduler.kv_cache.block_size,
+                "capacity": pool.capacity,
+                "used": pool.num_used,
+                "cached": pool.num_cached,
+                "available": pool.num_available,
+                "in_memory": storage.num_blocks,
+                "evictions": pool.num_evictions,
+            },
+            "memory": {
+                "weights": self.loaded.weights_bytes,
+                "kv": storage.nbytes,
+                "kv_used": pool.num_used * storage.bytes_per_block,
+                "active": mx.get_active_memory(),
+                "peak": mx.get_peak_memory(),
+            },
+            "prefix_cache": {
+                "queried_tokens": scheduler.kv_cache.stats.queried_tokens,
+                "hit_tokens": scheduler.kv_cache.stats.hit_tokens,
+            },
+            "steps": {
+                "count": self.counters.steps,
+                "failed": self.counters.failed_steps,
+                "age": self._clock() - self.last_step_time,
+                "predicted": {"base": base, "per_row": per_row, "per_context": per_context},
+            },
+            "tokens": {
+                "prompt": self.counters.prompt_tokens,
+                "generated": self.counters.generated_tokens,
+            },
+            "policy": self.config.scheduler.policy,
+            "users": users,
+        }
+
+
+def num_blocks(config: EngineConfig, spec: CacheSpec) -> int:
+    """Blocks that the memory set aside for keys and values can hold.
+
+    Raises OutOfMemory when it cannot hold a single one.
+    """
+    memory = config.cache.kv_memory
+    if memory is None:
+        memory = int(psutil.virtual_memory().available * KV_MEMORY_SHARE)
+    blocks = memory // (spec.bytes_per_token * config.cache.block_size)
+    if blocks < 2:
+        raise OutOfMemory(
+            f"{memory} bytes for keys and values hold {blocks} blocks of "
+            f"{config.cache.block_size} tokens; one request needs two. Hint: raise --kv-memory."
+        )
+    return int(blocks)

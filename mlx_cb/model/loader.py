@@ -1,0 +1,197 @@
+"""Loads weights into one of mlx-lm's model classes, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import psutil
+from mlx.utils import tree_flatten, tree_map
+
+from mlx_cb.config import ModelConfig
+from mlx_cb.errors import ModelNotFound, OutOfMemory, UnsupportedModel
+from mlx_cb.model.resolve import resolve
+
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+MAX_MEMORY_SHARE = 0.7  # of what is available, for the weights
+DEFAULT_MAX_MODEL_LEN = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run and what its files say about it.
+
+    `quantization` describes the weights as they are computed with, None for plain ones.
+    """
+
+    model: nn.Module
+    config: dict[str, Any]
+    path: Path
+    architecture: str
+    dtype: mx.Dtype
+    quantization: str | None
+    num_parameters: int
+    weights_bytes: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+
+
+def load(config: ModelConfig) -> LoadedModel:
+    """Load a model. Raises ModelNotFound, UnsupportedModel or OutOfMemory in one sentence."""
+    path = resolve(config)
+    _check_files(path)
+    from mlx_lm.utils import get_total_parameters, load_model
+
+    try:
+        model, model_config = load_model(path, lazy=True)
+        model_config = dict(model_config)
+        parameters = get_total_parameters(model)
+        dtype = _compute_dtype(config, model, parameters)
+        _check_memory(path, parameters, dtype)
+        if dtype is not None:
+            _expand(model, dtype)
+        mx.eval(model.parameters())
+    except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
+        raise _load_error(path, error) from error
+    text_config = {**model_config, **(model_config.get("text_config") or {})}
+    return LoadedModel(
+        model=model,
+        config=text_config,
+        path=path,
+        architecture=str(model_config.get("model_type")),
+        dtype=_activation_dtype(model),
+        quantization=_describe_quantization(model),
+        num_parameters=parameters,
+        weights_bytes=sum(array.nbytes for _, array in tree_flatten(model.parameters())),
+        max_model_len=_max_model_len(config, text_config),
+        eos_token_ids=_eos_token_ids(path, model_config),
+    )
+
+
+def _check_files(path: Path) -> None:
+    """Every shard that the index names must be there, and every safetensors file whole."""
+    shards = sorted(path.glob("model*.safetensors"))
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        named = set(json.loads(index.read_text())["weight_map"].values())
+        missing = sorted(name for name in named if not (path / name).is_file())
+        if missing:
+            raise ModelNotFound(
+                f"{path} lacks {len(missing)} of {len(named)} weight files, first {missing[0]}. "
+                "Hint: download the model again."
+            )
+    if not shards:
+        raise ModelNotFound(
+            f"{path} holds no model*.safetensors file. Hint: download the weights, or convert them."
+        )
+    for shard in shards:
+        size = shard.stat().st_size
+        with shard.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            try:
+                header = json.loads(file.read(length)) if 0 < length <= size - 8 else None
+            except ValueError:
+                header = None
+        expected = -1
+        if header is not None:
+            ends = [t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"]
+            expected = 8 + length + max(ends, default=0)
+        if size != expected:
+            raise ModelNotFound(
+                f"{shard} is damaged or cut off ({size} bytes). Hint: download it again."
+            )
+
+
+def _load_error(path: Path, error: Exception) -> Exception:
+    if isinstance(error, (UnsupportedModel, OutOfMemory, ModelNotFound)):
+        return error
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "not supported" in text:
+        return UnsupportedModel(f"{path}: {text} Hint: see the supported models in the README.")
+    return UnsupportedModel(
+        f"{path} cannot be loaded: {text}. Hint: the files may be damaged or for another program."
+    )
+
+
+def _compute_dtype(config: ModelConfig, model: nn.Module, parameters: int) -> mx.Dtype | None:
+    """Type that all weights are expanded to, None to compute with them as they are.
+
+    On the CPU backend a quantized product is scalar and does not batch, and only float32 reaches
+    the BLAS, so float32 is taken when it fits.
+    """
+    if config.dtype != "auto":
+        if config.dtype not in DTYPES:
+            raise UnsupportedModel(f"dtype {config.dtype!r} is not one of {', '.join(DTYPES)}")
+        return DTYPES[config.dtype]
+    on_cpu = mx.default_device().type == mx.DeviceType.cpu
+    fits = parameters * 4 < MAX_MEMORY_SHARE * psutil.virtual_memory().available
+    return mx.float32 if on_cpu and fits else None
+
+
+def _check_memory(path: Path, parameters: int, dtype: mx.Dtype | None) -> None:
+    needed = (
+        parameters * dtype.size
+        if dtype is not None
+        else sum(file.stat().st_size for file in path.glob("model*.safetensors"))
+    )
+    available = psutil.virtual_memory().available
+    if needed > available:
+        raise OutOfMemory(
+            f"The weights of {path.name} take {needed / 2**30:.1f} GiB and {available / 2**30:.1f} "
+            "GiB of memory are available. Hint: take a smaller or more quantized model."
+        )
+
+
+def _expand(model: nn.Module, dtype: mx.Dtype) -> None:
+    from mlx_lm.utils import dequantize_model
+
+    # Scales first: a dequantized weight has the type of its scales.
+    model.update(
+        tree_map(
+            lambda array: (
+                array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
+            ),
+            model.parameters(),
+        )
+    )
+    dequantize_model(model)
+
+
+def _activation_dtype(model: nn.Module) -> mx.Dtype:
+    """The floating type that most parameters have, scales included."""
+    sizes: dict[mx.Dtype, int] = {}
+    for _, array in tree_flatten(model.parameters()):
+        if mx.issubdtype(array.dtype, mx.floating):
+            sizes[array.dtype] = sizes.get(array.dtype, 0) + array.size
+    return max(sizes, key=lambda dtype: sizes[dtype])
+
+
+def _describe_quantization(model: nn.Module) -> str | None:
+    kinds = {
+        f"{module.bits}-bit group {module.group_size}"
+        for module in model.modules()
+        if isinstance(module, (nn.QuantizedLinear, nn.QuantizedEmbedding))
+    }
+    return ", ".join(sorted(kinds)) or None
+
+
+def _max_model_len(config: ModelConfig, text_config: dict[str, Any]) -> int:
+    limit = text_config.get("max_position_embeddings") or DEFAULT_MAX_MODEL_LEN
+    return min(limit, config.max_model_len or limit)
+
+
+def _eos_token_ids(path: Path, config: dict[str, Any]) -> frozenset[int]:
+    """Ids that end the model's turn, from every file that may name one."""
+    found: set[int] = set()
+    generation = path / "generation_config.json"
+    sources = [config, config.get("text_config") or {}]
+    if generation.is_file():
+        sources.append(json.loads(generation.read_text()))
+    for source in sources:
+        value = source.get("eos_token_id")
+        found.update([value] if isinstance(value, int) else value or [])
+    return frozenset(found)

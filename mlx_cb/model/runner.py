@@ -1,0 +1,187 @@
+"""Stage 3: advances every request of a plan by one step, in one forward pass.
+
+Owns the model, the storage behind the blocks and the sampler. A step is launched without waiting
+for it and collected later, so that the next one can be planned and launched in between.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlx_cb.attention.backend import AttentionBackend
+from mlx_cb.attention.cache import PagedKVCache
+from mlx_cb.attention.kv_storage import KVStorage
+from mlx_cb.core.outputs import SampledToken, TokenLogprobs
+from mlx_cb.core.scheduler import SchedulerOutput
+from mlx_cb.errors import UnsupportedModel
+from mlx_cb.model import sampler
+from mlx_cb.model.forward_batch import ForwardBatch, PreviousTokens
+from mlx_cb.model.sampler import SampleRow
+
+GROWTH = 1.25  # of the storage, so that growing stays rare
+MIN_GROWTH = 64  # blocks
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """A step on its way.
+
+    `token_ids` is None while the choice has to wait for the host (`sample_late`).
+    """
+
+    plan: SchedulerOutput
+    batch: ForwardBatch
+    rows: list[SampleRow]
+    logits: mx.array | None
+    token_ids: mx.array | None
+    launched: float
+
+    @property
+    def sample_late(self) -> bool:
+        """True when the next step cannot be launched before this one is collected."""
+        return self.token_ids is None and bool(self.rows)
+
+    def unread(self) -> PreviousTokens | None:
+        """The chosen tokens, for a step that is launched before they are read."""
+        if self.token_ids is None:
+            return None
+        row_of = {row.request.request_id: index for index, row in enumerate(self.rows)}
+        return PreviousTokens(self.token_ids, row_of)
+
+
+class ModelRunner:
+    """Runs plans. All calls come from the thread that loaded the model."""
+
+    def __init__(self, model: nn.Module, storage: KVStorage, backend: AttentionBackend) -> None:
+        self.model = model
+        self.storage = storage
+        self.backend = backend
+        self.caches = [PagedKVCache(layer, backend) for layer in storage.layers]
+        self._on_cpu = mx.default_device().type == mx.DeviceType.cpu
+        self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
+        self._last_ready = 0.0
+        select_logit_rows(model)
+
+    def launch(self, plan: SchedulerOutput, previous: LaunchedStep | None) -> LaunchedStep:
+        """Start a step; returns before it has run.
+
+        `previous` is the launched, uncollected step whose tokens this one continues.
+        """
+        launched = time.perf_counter()
+        self._ensure_blocks(plan)
+        unread = previous.unread() if previous is not None else None
+        batch = ForwardBatch.build(plan, self.storage.block_size, unread)
+        rows = [SampleRow(r, r.num_computed_tokens) for r in plan.sampling()]
+        self.backend.begin(batch.attention)
+        output = self.model(batch.token_ids, cache=self.caches)
+        logits = output[:, 0].astype(mx.float32) if batch.attention.logit_rows.size else None
+        token_ids = None
+        if logits is not None and rows and self._can_choose_now(rows):
+            sampled = logits[: len(rows)]
+            token_ids = sampler.choose_on_device(sampler.adjust(sampled, rows, mx), rows)
+        keep_logits = token_ids is None or batch.prompt_rows or _want_logprobs(rows)
+        wanted = [array for array in (logits if keep_logits else None, token_ids) if array is not None]
+        mx.async_eval(*wanted, *self.storage.arrays())
+        return LaunchedStep(plan, batch, rows, logits if keep_logits else None, token_ids, launched)
+
+    def _can_choose_now(self, rows: list[SampleRow]) -> bool:
+        if self._on_cpu:
+            return all(sampler.is_plain_greedy(row) for row in rows)
+        return not any(sampler.depends_on_history(row) for row in rows)
+
+    def _ensure_blocks(self, plan: SchedulerOutput) -> None:
+        tables = [request.block_table for request in plan.decodes]
+        tables += [chunk.request.block_table for chunk in plan.prefills]
+        highest = max(max(table) for table in [*tables, plan.pad_table or [0]])
+        have = self.storage.num_blocks
+        if highest >= have:
+            self.storage.resize(max(highest + 1, int(have * GROWTH), have + MIN_GROWTH))
+
+    def collect(self, step: LaunchedStep) -> tuple[list[SampledToken], float]:
+        """Wait for a step; returns one token per `plan.sampling()` and the seconds it took."""
+        logits = None
+        if step.token_ids is not None:
+            token_ids = np.array(step.token_ids)
+            if step.logits is not None:
+                logits = np.array(step.logits, copy=False)
+        elif step.logits is not None:
+            logits = np.array(step.logits, copy=False)
+            token_ids = self._choose_late(step)
+        else:
+            mx.eval(self.storage.layers[-1].values)
+            token_ids = np.zeros(0, dtype=np.int64)
+        ready = time.perf_counter()
+        seconds = ready - max(step.launched, self._last_ready)
+        self._last_ready = ready
+        if logits is None:
+            return [SampledToken(token_id) for token_id in token_ids.tolist()], seconds
+        self._collect_prompt_logprobs(step, logits[len(step.rows) :])
+        sampled = [
+            self._sampled_token(row, int(token_id), row_logits)
+            for row, token_id, row_logits in zip(step.rows, token_ids, logits, strict=False)
+        ]
+        return sampled, seconds
+
+    def _choose_late(self, step: LaunchedStep) -> np.ndarray[Any, Any]:
+        assert step.logits is not None
+        sampled = step.logits[: len(step.rows)]
+        if self._on_cpu:
+            host = np.array(sampled, copy=False)
+            return sampler.choose_on_host(sampler.adjust(host, step.rows, np), step.rows)
+        return np.array(sampler.choose_on_device(sampler.adjust(sampled, step.rows, mx), step.rows))
+
+    def _sampled_token(self, row: SampleRow, token_id: int, logits: Any) -> SampledToken:
+        params, request_id = row.request.params, row.request.request_id
+        logprobs = None
+        if params.logprobs is not None:
+            logprobs = sampler.logprobs_of(logits, token_id, params.logprobs)
+        return SampledToken(token_id, logprobs, self._prompt_logprobs.pop(request_id, None))
+
+    def _collect_prompt_logprobs(self, step: LaunchedStep, logits: Any) -> None:
+        first = 0
+        for chunk, count in step.batch.prompt_rows:
+            request = chunk.request
+            if chunk.start == 0:
+                self._prompt_logprobs[request.request_id] = []
+            kept = self._prompt_logprobs[request.request_id]
+            for offset in range(count):
+                target = request.token_ids[chunk.start + offset + 1]
+                num_top = request.params.prompt_logprobs or 0
+                kept.append(sampler.logprobs_of(logits[first + offset], target, num_top))
+            first += count
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is kept for a request that ended before its first token."""
+        self._prompt_logprobs.pop(request_id, None)
+
+
+def _want_logprobs(rows: list[SampleRow]) -> bool:
+    return any(row.request.params.logprobs is not None for row in rows)
+
+
+def select_logit_rows(model: nn.Module) -> None:
+    """Make the trunk return only the rows whose logits are wanted.
+
+    The model's own head, soft-cap and scale then run on few rows. The trunk's class is replaced
+    by a subclass, so that weights, names and tied embeddings stay where they are.
+    """
+    trunk = getattr(model, "model", None)
+    if not isinstance(trunk, nn.Module) or not hasattr(trunk, "layers"):
+        raise UnsupportedModel(f"{type(model).__module__} has no trunk named 'model'")
+    cls = type(trunk)
+    if getattr(cls, "selects_logit_rows", False):
+        return
+
+    def call(self: Any, inputs: mx.array, cache: Any = None, *args: Any, **kwargs: Any) -> mx.array:
+        hidden = cls.__call__(self, inputs, cache, *args, **kwargs)
+        if cache and isinstance(cache[0], PagedKVCache):
+            return hidden[cache[0].metadata.logit_rows]
+        return hidden
+
+    trunk.__class__ = type(cls.__name__, (cls,), {"__call__": call, "selects_logit_rows": True})
