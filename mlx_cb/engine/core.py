@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import mlx.core as mx
 import psutil
 
 from mlx_cb import blas
@@ -184,8 +183,7 @@ class EngineCore:
             outputs += self.scheduler.fail(self._in_flight.plan, "the step before it failed")
         self._in_flight = None
         self.scheduler.restart_running(f"step {plan.record.step} failed")
-        self.runner.storage.clear()
-        mx.clear_cache()
+        self.runner.reset()
         return outputs
 
     @property
@@ -250,8 +248,7 @@ class EngineCore:
                 "weights": self.loaded.weights_bytes,
                 "kv": storage.nbytes,
                 "kv_used": pool.num_used * storage.bytes_per_block,
-                "active": mx.get_active_memory(),
-                "peak": mx.get_peak_memory(),
+                **self.runner.memory_usage(),
             },
             "prefix_cache": {
                 "queried_tokens": scheduler.kv_cache.stats.queried_tokens,

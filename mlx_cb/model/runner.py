@@ -161,6 +161,17 @@ class ModelRunner:
         self._prompt_logprobs.pop(request_id, None)
 
 
+    def reset(self) -> None:
+        """Give up everything that is kept between steps, after a step that failed."""
+        self.storage.clear()
+        self._prompt_logprobs.clear()
+        mx.clear_cache()
+
+    def memory_usage(self) -> dict[str, int]:
+        """Bytes that MLX holds now, and the most it ever held."""
+        return {"active": mx.get_active_memory(), "peak": mx.get_peak_memory()}
+
+
 def _want_logprobs(rows: list[SampleRow]) -> bool:
     return any(row.request.params.logprobs is not None for row in rows)
 

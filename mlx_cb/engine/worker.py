@@ -1,0 +1,101 @@
+"""Main of the engine's process: loads one model, then steps for as long as the front is there.
+
+One thread does everything, because a lazy MLX array made in one thread raises in another. Run as
+`python -m mlx_cb.engine.worker FD`, with FD the number of an inherited socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+from typing import Any
+
+from mlx_cb.engine.messages import (
+    Abort,
+    Add,
+    Answer,
+    Ask,
+    LoadFailed,
+    Ready,
+    Refused,
+    Start,
+    StepOutputs,
+    Stop,
+    ToWorker,
+    WorkerChannel,
+)
+from mlx_cb.errors import MlxCbError
+
+log = logging.getLogger("mlx_cb.engine")
+
+
+class Worker:
+    """Serves one EngineCore to one front."""
+
+    def __init__(self, channel: WorkerChannel) -> None:
+        self._channel = channel
+        self._stopping = False
+
+    def run(self) -> None:
+        """Load, report, step until told to stop or the front is gone."""
+        (start,) = self._channel.receive(wait=True)
+        assert isinstance(start, Start)
+        try:
+            from mlx_cb.engine.core import EngineCore
+
+            self._core = EngineCore.load(start.config)
+        except MlxCbError as error:
+            self._channel.send(LoadFailed(type(error).__name__, error.message))
+            return
+        self._channel.send(Ready(self._core.info()))
+        while not self._stopping:
+            for message in self._channel.receive(wait=not self._core.has_work):
+                self._take(message)
+            if self._core.has_work:
+                self._channel.send(StepOutputs(self._core.step()))
+
+    def _take(self, message: ToWorker) -> None:
+        match message:
+            case Add():
+                self._add(message)
+            case Abort(request_id):
+                self._core.abort(request_id)
+            case Ask(question_id, topic, argument):
+                self._channel.send(Answer(question_id, self._answer(topic, argument)))
+            case Stop():
+                self._stopping = True
+            case Start():
+                raise ValueError("a worker is started once")
+
+    def _add(self, message: Add) -> None:
+        try:
+            self._core.add(message.request_id, message.prompt_ids, message.params, message.user)
+        except MlxCbError as error:
+            name = type(error).__name__
+            self._channel.send(Refused(message.request_id, name, error.message, error.param))
+
+    def _answer(self, topic: str, argument: Any) -> Any:
+        scheduler = self._core.scheduler
+        if topic == "steps":
+            return scheduler.journal.last(argument)
+        if topic == "explain":
+            return scheduler.explain(argument)
+        return self._core.status()
+
+
+def main() -> None:
+    """Entry point of the process."""
+    # Ctrl-C goes to the whole terminal group; the front decides when the worker ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        Worker(WorkerChannel(connection)).run()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        log.info("the front is gone; the engine ends")
+
+
+if __name__ == "__main__":
+    main()
