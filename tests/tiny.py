@@ -1,0 +1,135 @@
+"""A tiny random llama, the engine over it, and mlx-lm's own answer to compare with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+from mlx.utils import tree_map
+from mlx_lm.generate import generate_step
+from mlx_lm.models import llama
+from mlx_lm.models.cache import make_prompt_cache
+
+from mlx_cb.config import CacheConfig, EngineConfig, SchedulerConfig
+from mlx_cb.core.outputs import FinishReason, RequestOutput
+from mlx_cb.engine.core import EngineCore
+from mlx_cb.model.loader import LoadedModel
+from mlx_cb.sampling_params import SamplingParams
+
+VOCAB_SIZE = 211
+WEIGHT_SCALE = 4.0
+NEAR_TIE = 1e-4  # log-probability distance under which two candidates may swap
+
+
+def llama_model(seed: int = 0, **changes: object) -> llama.Model:
+    """Two layers, grouped KV heads, float32, random weights."""
+    settings = {
+        "model_type": "llama",
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "intermediate_size": 96,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": 512,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    }
+    mx.random.seed(seed)
+    model = llama.Model(llama.ModelArgs(**(settings | changes)))
+    # Larger weights than the default, so that what was attended to decides the next token.
+    model.update(tree_map(lambda array: array * WEIGHT_SCALE, model.parameters()))
+    model.eval()
+    mx.eval(model.parameters())
+    return model
+
+
+def loaded_model(model: llama.Model, eos_token_ids: frozenset[int] = frozenset()) -> LoadedModel:
+    """What the loader would say of a model made here."""
+    return LoadedModel(
+        model=model,
+        config={"vocab_size": VOCAB_SIZE},
+        path=Path(__file__).parent,
+        architecture="llama",
+        dtype=mx.float32,
+        quantization=None,
+        num_parameters=0,
+        weights_bytes=0,
+        max_model_len=512,
+        eos_token_ids=eos_token_ids,
+    )
+
+
+def engine(
+    model: llama.Model,
+    *,
+    block_size: int = 8,
+    num_blocks: int = 256,
+    prefix_cache: bool = False,
+    eos_token_ids: frozenset[int] = frozenset(),
+    **scheduler: object,
+) -> EngineCore:
+    """An engine in this process with exactly `num_blocks` blocks."""
+    bytes_per_token = 2 * 2 * 16 * 4 * len(model.layers)
+    config = EngineConfig(
+        cache=CacheConfig(
+            block_size=block_size,
+            kv_memory=num_blocks * block_size * bytes_per_token,
+            prefix_cache=prefix_cache,
+        ),
+        scheduler=SchedulerConfig(**scheduler),
+    )
+    return EngineCore(config, loaded_model(model, eos_token_ids))
+
+
+def greedy(max_tokens: int, **changes: object) -> SamplingParams:
+    """Greedy parameters."""
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, **changes)
+
+
+class Collected:
+    """Outputs by request, merged as a client would."""
+
+    def __init__(self) -> None:
+        self.token_ids: dict[str, list[int]] = {}
+        self.finish_reasons: dict[str, FinishReason] = {}
+        self.outputs: dict[str, list[RequestOutput]] = {}
+
+    def take(self, outputs: list[RequestOutput]) -> None:
+        """Add a step's outputs; a request may end only once."""
+        for output in outputs:
+            assert output.request_id not in self.finish_reasons, "an output after the last one"
+            self.outputs.setdefault(output.request_id, []).append(output)
+            self.token_ids.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.finish_reason is not None:
+                self.finish_reasons[output.request_id] = output.finish_reason
+
+
+def run(core: EngineCore, collected: Collected | None = None, max_steps: int = 5000) -> Collected:
+    """Step until nothing is left."""
+    collected = collected or Collected()
+    for _ in range(max_steps):
+        if not core.has_work:
+            return collected
+        collected.take(core.step())
+    raise AssertionError(f"not done after {max_steps} steps: {core.scheduler.requests}")
+
+
+def solo(model: llama.Model, prompt: list[int], max_tokens: int) -> list[int]:
+    """What mlx-lm's own single-sequence generation answers, greedily."""
+    steps = generate_step(mx.array(prompt), model, max_tokens=max_tokens)
+    return [int(token) for token, _ in steps]
+
+
+def same_tokens(model: llama.Model, prompt: list[int], got: list[int], wanted: list[int]) -> int:
+    """Assert equality up to near-ties; returns the number of near-ties met (0 or 1)."""
+    for index, (a, b) in enumerate(zip(got, wanted, strict=False)):
+        if a != b:
+            logits = model(mx.array([prompt + wanted[:index]]), cache=make_prompt_cache(model))
+            gap = abs(float(logits[0, -1, a]) - float(logits[0, -1, b]))
+            assert gap <= NEAR_TIE, f"token {index}: {a} instead of {b}, {gap} apart"
+            return 1
+    assert len(got) == len(wanted)
+    return 0
