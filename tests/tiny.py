@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import mlx.core as mx
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.generate import generate_step
 from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
@@ -133,3 +134,13 @@ def same_tokens(model: llama.Model, prompt: list[int], got: list[int], wanted: l
             return 1
     assert len(got) == len(wanted)
     return 0
+
+
+def save(model: llama.Model, folder: Path) -> Path:
+    """Write a model made here as a checkpoint that the loader reads."""
+    config = {key: value for key, value in vars(model.args).items() if value is not None}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    return folder

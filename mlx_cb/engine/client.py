@@ -146,6 +146,7 @@ class AsyncEngine:
 
     async def status(self) -> dict[str, Any]:
         """State of worker and engine; see Engine."""
+        details = await self._ask("status", None) or {}
         state = {
             "ready": self.is_ready,
             "stuck": self._is_stuck(),
@@ -154,8 +155,7 @@ class AsyncEngine:
             "open_streams": len(self._streams),
             "last_frame_age": time.monotonic() - self._last_frame if self._last_frame else None,
         }
-        details = await self._ask("status", None) if self._is_ready else None
-        return state | (details or {})
+        return state | details
 
     async def steps(self, last: int) -> list[dict[str, Any]]:
         """Newest records of the step journal; see Engine."""

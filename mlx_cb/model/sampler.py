@@ -135,7 +135,11 @@ def choose_on_host(logits: NDArray[np.float32], rows: list[SampleRow]) -> NDArra
 
 
 def _draw(logits: NDArray[np.float32], params: SamplingParams, u: float) -> int:
-    """Inverse-CDF draw from one row: temperature, then top_k, top_p and min_p."""
+    """Inverse-CDF draw from one row: temperature, then top_k, top_p and min_p.
+
+    The tokens that are kept stand in the order of their ids, so that no sort is needed when all
+    are.
+    """
     scaled = (logits - logits.max()) / np.float32(params.temperature)
     limit = params.top_k or len(scaled)
     if limit >= len(scaled) and params.top_p >= 1.0 and params.min_p <= 0.0:
@@ -157,7 +161,9 @@ def _draw(logits: NDArray[np.float32], params: SamplingParams, u: float) -> int:
             enough = enough or probable < len(token_ids)
             kept = min(kept, max(probable, 1))
         if enough:
-            return int(token_ids[_pick(cumulative[:kept], u)])
+            kept_ids = np.sort(token_ids[:kept])
+            cumulative = np.cumsum(np.exp(scaled[kept_ids], dtype=np.float64))
+            return int(kept_ids[_pick(cumulative, u)])
         guess = limit
 
 
@@ -198,13 +204,13 @@ def choose_on_device(logits: mx.array, rows: list[SampleRow]) -> mx.array:
     nucleus = column([p.top_p for p in params]) * cumulative[:, -1:]
     kept = (before < nucleus) & (weights >= column([p.min_p for p in params]))
     weights = mx.where(kept | (rank == 0), weights, 0)
-    cumulative = mx.cumsum(weights, axis=-1)
+    by_id = mx.put_along_axis(mx.zeros_like(weights), token_ids, weights, axis=-1)
+    cumulative = mx.cumsum(by_id, axis=-1)
     target = column([row.uniform for row in rows]) * cumulative[:, -1:]
-    index = mx.sum(cumulative <= target, axis=-1, keepdims=True)
-    last = mx.sum(weights > 0, axis=-1, keepdims=True) - 1
-    drawn = mx.take_along_axis(token_ids, mx.minimum(index, last), axis=-1)[:, 0]
-    greedy = mx.array([p.is_greedy for p in params])
-    return mx.where(greedy, best, drawn.astype(mx.int32))
+    drawn = mx.sum(cumulative <= target, axis=-1)
+    last = vocab_size - 1 - mx.argmax(by_id[:, ::-1] > 0, axis=-1)
+    drawn = mx.minimum(drawn, last).astype(mx.int32)
+    return mx.where(mx.array([p.is_greedy for p in params]), best, drawn)
 
 
 def logprobs_of(logits: NDArray[np.float32], token_id: int, num_top: int) -> TokenLogprobs:
