@@ -49,7 +49,7 @@ class StepCostModel:
         return max(1, min(MAX_ROWS, int(room / self.per_row)))
 
     def observe(self, rows: int, context: int, seconds: float) -> None:
-        """Learn from a measured step. One stall (a busy core, a waking laptop) counts for little."""
+        """Learn from a measured step. One stall (a busy core, a nap) counts for little."""
         key = int(2 * math.log2(max(rows, 1)))
         bucket = self._buckets.get(key)
         self.num_observations += 1
@@ -75,12 +75,18 @@ class StepCostModel:
             self.per_row *= factor
             return
         per_context = _slopes(points)[1] if len(points) >= 3 else 0.0
-        self.per_context = min(max(per_context, 0.0), 1e-3)
+        # Context never explains more than half of any step; a fit that says so is noise.
+        most = min(
+            (0.5 * seconds / context for _, context, seconds in points if context), default=0
+        )
+        self.per_context = min(max(per_context, 0.0), most)
         flat = [(rows, seconds - self.per_context * context) for rows, context, seconds in points]
         mean_rows = sum(rows for rows, _ in flat) / len(flat)
         mean_seconds = sum(seconds for _, seconds in flat) / len(flat)
         spread = sum((rows - mean_rows) ** 2 for rows, _ in flat)
-        slope = sum((rows - mean_rows) * (seconds - mean_seconds) for rows, seconds in flat) / spread
+        slope = (
+            sum((rows - mean_rows) * (seconds - mean_seconds) for rows, seconds in flat) / spread
+        )
         # Neither may vanish: a budget is divided by the one and a step never costs nothing.
         self.per_row = max(slope, 1e-3 * mean_seconds / mean_rows)
         self.base = max(mean_seconds - self.per_row * mean_rows, 1e-3 * mean_seconds)

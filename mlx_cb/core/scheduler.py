@@ -8,8 +8,7 @@ prefill chunks in the policy's order. No MLX, no threads, no clock but the injec
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from mlx_cb.config import SchedulerConfig
 from mlx_cb.core.cost_model import StepCostModel
@@ -18,48 +17,10 @@ from mlx_cb.core.kv_cache_manager import KVCacheManager
 from mlx_cb.core.outputs import FinishReason, RequestOutput, SampledToken
 from mlx_cb.core.policy import POLICIES
 from mlx_cb.core.request import Request, RequestEvent, RequestStatus
+from mlx_cb.core.scheduler_output import ScheduledChunk, SchedulerOutput
 
 IDLE_TARGET = 2.5  # times the inter-token target that a step may take while nobody decodes
 MAX_EXPLAINED = 32  # waiting requests whose reason is recorded per step
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
-    """Tokens `start` to `start + num_tokens` of a request; `samples` when they are its last."""
-
-    request: Request
-    start: int
-    num_tokens: int
-    samples: bool
-
-
-@dataclass(slots=True)
-class SchedulerOutput:
-    """The plan of one step. Decode rows come first, then the chunks; one forward runs them all.
-
-    `num_padding` rows are computed for nobody, over the block in `pad_table` (static policy only).
-    """
-
-    record: StepRecord
-    decodes: list[Request] = field(default_factory=list)
-    prefills: list[ScheduledChunk] = field(default_factory=list)
-    num_padding: int = 0
-    pad_table: list[int] = field(default_factory=list)
-
-    @property
-    def is_empty(self) -> bool:
-        """True when there is nothing to run."""
-        return not (self.decodes or self.prefills)
-
-    @property
-    def num_rows(self) -> int:
-        """Tokens in the step."""
-        return len(self.decodes) + self.num_padding + sum(c.num_tokens for c in self.prefills)
-
-    def sampling(self) -> Iterator[Request]:
-        """Requests that get a token from this step, in the order of the logit rows."""
-        yield from self.decodes
-        yield from (chunk.request for chunk in self.prefills if chunk.samples)
 
 
 class Scheduler:
@@ -144,9 +105,10 @@ class Scheduler:
             if request.awaits_last_token:
                 self.num_padding += self.policy.pads_finished
                 continue
-            if (
-                len(request.block_table) * block_size <= request.num_computed_tokens
-                and not self._make_room(request, request.num_computed_tokens + 1, plan)
+            if len(
+                request.block_table
+            ) * block_size <= request.num_computed_tokens and not self._make_room(
+                request, request.num_computed_tokens + 1, plan
             ):
                 continue
             request.num_computed_tokens += 1

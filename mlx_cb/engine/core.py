@@ -14,8 +14,6 @@ from typing import Any
 import psutil
 
 from mlx_cb import blas
-from mlx_cb.attention.kv_storage import KVStorage
-from mlx_cb.attention.reference import ReferenceBackend
 from mlx_cb.config import EngineConfig
 from mlx_cb.core.block_pool import BlockPool
 from mlx_cb.core.kv_cache_manager import KVCacheManager
@@ -64,11 +62,7 @@ class EngineCore:
         pool = BlockPool(num_blocks(config, self.cache_spec))
         kv_cache = KVCacheManager(pool, block_size, prefix_cache=config.cache.prefix_cache)
         self.scheduler = Scheduler(config.scheduler, kv_cache, clock=clock)
-        self.runner = ModelRunner(
-            loaded.model,
-            KVStorage(list(self.cache_spec.layers), block_size),
-            ReferenceBackend(block_size),
-        )
+        self.runner = ModelRunner(loaded.model, self.cache_spec, block_size=block_size)
         self.max_request_tokens = min(loaded.max_model_len, pool.capacity * block_size)
 
     @classmethod

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mlx_cb.attention.metadata import AttentionMetadata
 from mlx_cb.core.request import Request
-from mlx_cb.core.scheduler import ScheduledChunk, SchedulerOutput
+from mlx_cb.core.scheduler_output import ScheduledChunk, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,12 +77,13 @@ def convert(file: Path, cache_dir: Path) -> Path:
 
 def _write_folder(file: Path, folder: Path) -> None:
     try:
-        tensors, metadata = mx.load(str(file), format="gguf", return_metadata=True)
+        loaded: Any = mx.load(str(file), format="gguf", return_metadata=True)
     except (RuntimeError, ValueError) as error:
         raise UnsupportedModel(
             f"{file} cannot be read as GGUF: {error}. Hint: the file may be cut off, or use a "
             "quantization other than Q4_0, Q4_1, Q8_0 or F16."
         ) from error
+    tensors, metadata = loaded
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
         raise UnsupportedModel(

@@ -152,9 +152,7 @@ def _expand(model: nn.Module, dtype: mx.Dtype) -> None:
     # Scales first: a dequantized weight has the type of its scales.
     model.update(
         tree_map(
-            lambda array: (
-                array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
-            ),
+            lambda array: array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array,
             model.parameters(),
         )
     )

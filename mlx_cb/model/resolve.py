@@ -1,4 +1,4 @@
-"""Finds the folder of a model: hub id, folder, `.gguf` file or `demo`. Loads nothing into memory."""
+"""Finds the folder of a model: hub id, folder, `.gguf` file or `demo`. Loads no weights."""
 
 from __future__ import annotations
 

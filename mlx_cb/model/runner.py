@@ -17,10 +17,12 @@ import numpy as np
 from mlx_cb.attention.backend import AttentionBackend
 from mlx_cb.attention.cache import PagedKVCache
 from mlx_cb.attention.kv_storage import KVStorage
+from mlx_cb.attention.reference import ReferenceBackend
 from mlx_cb.core.outputs import SampledToken, TokenLogprobs
-from mlx_cb.core.scheduler import SchedulerOutput
+from mlx_cb.core.scheduler_output import SchedulerOutput
 from mlx_cb.errors import UnsupportedModel
 from mlx_cb.model import sampler
+from mlx_cb.model.cache_spec import CacheSpec
 from mlx_cb.model.forward_batch import ForwardBatch, PreviousTokens
 from mlx_cb.model.sampler import SampleRow
 
@@ -58,11 +60,11 @@ class LaunchedStep:
 class ModelRunner:
     """Runs plans. All calls come from the thread that loaded the model."""
 
-    def __init__(self, model: nn.Module, storage: KVStorage, backend: AttentionBackend) -> None:
+    def __init__(self, model: nn.Module, spec: CacheSpec, *, block_size: int) -> None:
         self.model = model
-        self.storage = storage
-        self.backend = backend
-        self.caches = [PagedKVCache(layer, backend) for layer in storage.layers]
+        self.storage = KVStorage(list(spec.layers), block_size)
+        self.backend: AttentionBackend = ReferenceBackend(block_size)
+        self.caches = [PagedKVCache(layer, self.backend) for layer in self.storage.layers]
         self._on_cpu = mx.default_device().type == mx.DeviceType.cpu
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self._last_ready = 0.0
@@ -86,7 +88,9 @@ class ModelRunner:
             sampled = logits[: len(rows)]
             token_ids = sampler.choose_on_device(sampler.adjust(sampled, rows, mx), rows)
         keep_logits = token_ids is None or batch.prompt_rows or _want_logprobs(rows)
-        wanted = [array for array in (logits if keep_logits else None, token_ids) if array is not None]
+        wanted = [
+            array for array in (logits if keep_logits else None, token_ids) if array is not None
+        ]
         mx.async_eval(*wanted, *self.storage.arrays())
         return LaunchedStep(plan, batch, rows, logits if keep_logits else None, token_ids, launched)
 
@@ -159,7 +163,6 @@ class ModelRunner:
     def forget(self, request_id: str) -> None:
         """Drop what is kept for a request that ended before its first token."""
         self._prompt_logprobs.pop(request_id, None)
-
 
     def reset(self) -> None:
         """Give up everything that is kept between steps, after a step that failed."""

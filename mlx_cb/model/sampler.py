@@ -81,8 +81,8 @@ def adjust(logits: Any, rows: list[SampleRow], xp: Any) -> Any:
 
     Returns: logits of the same kind; the very same array when no row is adjusted.
     """
-    entries = [_adjustment(index, row, logits.shape[-1]) for index, row in enumerate(rows)]
-    entries = [entry for entry in entries if entry is not None]
+    found = (_adjustment(index, row, logits.shape[-1]) for index, row in enumerate(rows))
+    entries = [entry for entry in found if entry is not None]
     if not entries:
         return logits
     row_ids, token_ids, factors, offsets = (

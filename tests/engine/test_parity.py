@@ -96,9 +96,7 @@ def test_preemption_happens_and_changes_nothing() -> None:
     collected = tiny.run(core)
     assert core.scheduler.num_preemptions > 0
     for index, prompt in enumerate(prompts):
-        tiny.same_tokens(
-            model(), list(prompt), collected.token_ids[f"r{index}"], solo(prompt, 30)
-        )
+        tiny.same_tokens(model(), list(prompt), collected.token_ids[f"r{index}"], solo(prompt, 30))
 
 
 def test_rows_of_decode_and_prefill_share_a_forward() -> None:
@@ -111,9 +109,7 @@ def test_rows_of_decode_and_prefill_share_a_forward() -> None:
     tiny.run(core, collected)
     mixed = [r for r in core.scheduler.journal.records if r.rows_decode and r.rows_prefill]
     assert len(mixed) >= 5
-    tiny.same_tokens(
-        model(), [1, 2, 3], collected.token_ids["talker"], solo((1, 2, 3), 30)
-    )
+    tiny.same_tokens(model(), [1, 2, 3], collected.token_ids["talker"], solo((1, 2, 3), 30))
     tiny.same_tokens(
         model(), list(range(40)), collected.token_ids["reader"], solo(tuple(range(40)), 5)
     )

@@ -1,4 +1,4 @@
-"""The sampler: both ways to draw agree, parameters do what they say, nobody disturbs a neighbour."""
+"""The sampler: both ways to draw agree, and nobody disturbs a neighbour."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ VOCAB_SIZE = 600
 
 
 def row(params: SamplingParams, seed: int = 0, prompt: tuple[int, ...] = (1, 2), **kw: object):
-    request = Request(
-        "r", list(prompt), params, 100, frozenset({0}), params.seed or seed, **kw
-    )
+    request = Request("r", list(prompt), params, 100, frozenset({0}), params.seed or seed, **kw)
     return SampleRow(request, request.num_tokens)
 
 

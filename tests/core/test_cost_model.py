@@ -1,0 +1,56 @@
+"""The cost model finds the line behind noisy steps and never gives a useless budget."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlx_cb.core.cost_model import StepCostModel
+
+
+def test_finds_base_rows_and_context() -> None:
+    rng = random.Random(0)
+    model = StepCostModel()
+    for _ in range(400):
+        rows = rng.choice([1, 2, 4, 8, 16, 24, 48, 64, 96])
+        context = rows * rng.randint(10, 400)
+        seconds = 0.060 + 0.0032 * rows + 2e-6 * context
+        model.observe(rows, context, seconds * rng.uniform(0.97, 1.03))
+    for rows, context in ((1, 100), (16, 3000), (64, 9000)):
+        wanted = 0.060 + 0.0032 * rows + 2e-6 * context
+        assert abs(model.predict(rows, context) - wanted) < 0.1 * wanted
+    assert 45 <= model.rows_within(0.060 + 0.0032 * 50, 0) <= 55
+
+
+def test_one_stall_does_not_change_the_plan() -> None:
+    model = StepCostModel()
+    for _ in range(50):
+        for rows in (1, 8, 32):
+            model.observe(rows, 0, 0.05 + 0.003 * rows)
+    before = model.rows_within(0.2, 0)
+    model.observe(8, 0, 30.0)
+    assert model.rows_within(0.2, 0) > 0.6 * before
+
+
+def test_an_hour_of_equal_steps_does_not_wash_out_the_others() -> None:
+    model = StepCostModel()
+    for rows in (1, 8, 64):
+        for _ in range(5):
+            model.observe(rows, 0, 0.05 + 0.003 * rows)
+    for _ in range(5000):
+        model.observe(8, 0, 0.05 + 0.003 * 8)
+    assert abs(model.predict(64, 0) - (0.05 + 0.003 * 64)) < 0.01
+
+
+@given(st.lists(st.tuples(st.integers(1, 600), st.integers(0, 10**6), st.floats(1e-5, 50.0))))
+def test_budgets_stay_sane(steps: list[tuple[int, int, float]]) -> None:
+    model = StepCostModel()
+    for rows, context, seconds in steps:
+        model.observe(rows, context, seconds)
+        assert model.base > 0
+        assert model.per_row > 0
+        assert model.per_context >= 0
+        assert 1 <= model.rows_within(0.1, context) <= 4096
+        assert model.predict(1, 0) <= model.predict(100, 0)
