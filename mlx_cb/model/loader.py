@@ -66,7 +66,7 @@ def load(config: ModelConfig) -> LoadedModel:
         dtype=_activation_dtype(model),
         quantization=_describe_quantization(model),
         num_parameters=parameters,
-        weights_bytes=sum(array.nbytes for _, array in tree_flatten(model.parameters())),
+        weights_bytes=sum(array.nbytes for array in _arrays(model)),
         max_model_len=_max_model_len(config, text_config),
         eos_token_ids=_eos_token_ids(path, model_config),
     )
@@ -159,10 +159,15 @@ def _expand(model: nn.Module, dtype: mx.Dtype) -> None:
     dequantize_model(model)
 
 
+def _arrays(model: nn.Module) -> list[mx.array]:
+    leaves: Any = tree_flatten(model.parameters())
+    return [array for _, array in leaves]
+
+
 def _activation_dtype(model: nn.Module) -> mx.Dtype:
     """The floating type that most parameters have, scales included."""
     sizes: dict[mx.Dtype, int] = {}
-    for _, array in tree_flatten(model.parameters()):
+    for array in _arrays(model):
         if mx.issubdtype(array.dtype, mx.floating):
             sizes[array.dtype] = sizes.get(array.dtype, 0) + array.size
     return max(sizes, key=lambda dtype: sizes[dtype])
