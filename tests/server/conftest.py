@@ -1,0 +1,86 @@
+"""A live server on the scripted engine, on a port of its own, for real clients to talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+
+from mlx_cb.config import EngineConfig, ModelConfig, ServerConfig
+from mlx_cb.engine.script import Script
+from mlx_cb.engine.scripted import ScriptedEngine
+from mlx_cb.server.front import Front
+from mlx_cb.server.serving import Serving, bind
+
+
+class LiveServer:
+    """A server in a thread of this process; `engine` may be looked at."""
+
+    def __init__(self, script: dict[str, Any], **settings: Any) -> None:
+        self.engine = ScriptedEngine(msgspec.convert(script, Script))
+        name = self.engine.script.model
+        settings.setdefault("engine", EngineConfig(model=ModelConfig(model=name)))
+        self._config = ServerConfig(**settings)
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
+        self._thread.start()
+        assert self._started.wait(20)
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.front = Front(self.engine, self._config)
+        await self.engine.start()
+        await self.engine.wait_ready()
+        await self.front.load()
+        listener = bind("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._serving = Serving(self.front)
+        self._started.set()
+        await self._serving.run([listener])
+        await self.engine.stop()
+
+    def stop(self, drain_s: float = 0.0) -> None:
+        """End the server; open answers are ended after `drain_s`."""
+        if self._thread.is_alive():
+            stopping = asyncio.run_coroutine_threadsafe(self._serving.stop(drain_s), self._loop)
+            stopping.result(10)
+            self._thread.join(10)
+            assert not self._thread.is_alive()
+
+    def post(self, path: str, body: Any = None, **options: Any) -> httpx2.Response:
+        """One request, not streamed. `content=` sends raw bytes instead of JSON."""
+        if body is not None:
+            options["json"] = body
+        with httpx2.Client(timeout=20) as client:
+            return client.post(self.url + path, **options)
+
+    def get(self, path: str, **options: Any) -> httpx2.Response:
+        with httpx2.Client(timeout=20) as client:
+            return client.get(self.url + path, **options)
+
+    def chat(self, content: str = "hello", **fields: Any) -> httpx2.Response:
+        """A chat with one user message."""
+        messages = [{"role": "user", "content": content}]
+        return self.post("/v1/chat/completions", {"messages": messages, **fields})
+
+
+@pytest.fixture()
+def serve() -> Iterator[Callable[..., LiveServer]]:
+    """Start servers for one test: `serve(replies, **script_and_server_settings)`."""
+    servers: list[LiveServer] = []
+
+    def start(
+        *replies: dict[str, Any], script: dict[str, Any] | None = None, **settings: Any
+    ) -> LiveServer:
+        server = LiveServer({"replies": list(replies), **(script or {})}, **settings)
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()
