@@ -194,7 +194,6 @@ class Sections:
         if self._state is _State.REASONING and reasoning is not None:
             # A tool call inside reasoning ends it: some models forget to close.
             return [reasoning.end] + ([tools.markers.start] if tools else [])
-        # In mid-answer the words `<think>` are just words.
         wanted = [reasoning.start] if reasoning and not self._has_answered else []
         return wanted + ([tools.markers.start] if tools else [])
 
@@ -202,9 +201,15 @@ class Sections:
         found: tuple[int, str | None] = (len(self._held), None)
         for marker in self._wanted():
             position = self._held.find(marker)
-            if 0 <= position < found[0]:
+            if 0 <= position < found[0] and self._may_start(marker, position):
                 found = (position, marker)
         return found
+
+    def _may_start(self, marker: str, position: int) -> bool:
+        """In mid-answer the word `<think>` is just a word."""
+        reasoning = self.output_format.reasoning
+        is_reasoning = reasoning is not None and marker == reasoning.start
+        return not is_reasoning or not self._held[:position].strip(_WHITESPACE)
 
     def _trims(self, marker: str) -> bool:
         """Blank text before a call or at the end of reasoning belongs to the markers."""
