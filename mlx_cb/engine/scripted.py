@@ -252,10 +252,12 @@ class ScriptedEngine:
         """Counts of waiting and running replies."""
         states = [played.status for played in self.played.values()]
         return {
-            "engine": {"ready": self._is_ready, "kind": "scripted", "model": self.script.model},
-            "queue": {
-                "num_requests_running": states.count("running"),
-                "num_requests_waiting": states.count("waiting"),
+            "ready": self._is_ready,
+            "requests": {
+                "waiting": states.count("waiting"),
+                "prefilling": 0,
+                "decoding": states.count("running"),
+                "preemptions": 0,
             },
         }
 

@@ -15,7 +15,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _log = logging.getLogger("mlx_cb.access")
-_QUIET = frozenset({"/health", "/metrics"})
+_QUIET = frozenset({"/health", "/metrics"})  # asked every few seconds by probes
 
 
 class AccessLog:
@@ -74,4 +74,5 @@ class AccessLog:
 
 
 def _is_quiet(scope: Scope, status: int) -> bool:
-    return status < 400 and (scope["path"] in _QUIET or scope["method"] == "HEAD")
+    is_probe = scope["path"] in _QUIET and status in (200, 503)
+    return is_probe or (scope["method"] == "HEAD" and status < 400)

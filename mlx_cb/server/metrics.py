@@ -12,11 +12,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 
-# Engine status key → metric and its help text.
 _ENGINE_GAUGES = {
     "num_requests_running": "Requests that take part in steps",
     "num_requests_waiting": "Requests that wait to be admitted",
-    "kv_cache_usage": "Share of the KV blocks in use, 0 to 1",
+    "kv_cache_usage_perc": "Share of the KV blocks in use, 0 to 1",
     "num_preemptions": "Preemptions since the engine started",
     "num_steps": "Steps since the engine started",
 }
@@ -51,25 +50,28 @@ class Metrics:
         )
         self._live = Gauge("mlx_cb:num_requests_live", "Generations the front waits for", registry=r)
         self._engine = {
-            key: Gauge(f"mlx_cb:{key}", text, registry=r) for key, text in _ENGINE_GAUGES.items()
+            name: Gauge(f"mlx_cb:{name}", text, registry=r)
+            for name, text in _ENGINE_GAUGES.items()
         }
 
     def exposition(self, num_live: int, engine_status: dict[str, Any]) -> bytes:
         """The scrape's text; gauges that the engine does not report keep their last value."""
         self._live.set(num_live)
-        for key, gauge in self._engine.items():
-            value = _find(engine_status, key)
-            if value is not None:
-                gauge.set(value)
+        for name, value in _engine_values(engine_status).items():
+            self._engine[name].set(value)
         return generate_latest(self._registry)
 
 
-def _find(status: dict[str, Any], key: str) -> float | None:
-    """A number anywhere in the nested status."""
-    value = status.get(key)
-    if isinstance(value, (int, float)):
-        return value
-    for part in status.values():
-        if isinstance(part, dict) and (found := _find(part, key)) is not None:
-            return found
-    return None
+def _engine_values(status: dict[str, Any]) -> dict[str, float]:
+    """Gauges of an engine's status; {} while its worker is down."""
+    requests, blocks = status.get("requests"), status.get("blocks")
+    values: dict[str, float] = {}
+    if requests:
+        values["num_requests_running"] = requests["prefilling"] + requests["decoding"]
+        values["num_requests_waiting"] = requests["waiting"]
+        values["num_preemptions"] = requests["preemptions"]
+    if blocks:
+        values["kv_cache_usage_perc"] = blocks["used"] / max(1, blocks["capacity"])
+    if steps := status.get("steps"):
+        values["num_steps"] = steps["count"]
+    return values

@@ -30,6 +30,7 @@ class LiveServer:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
         self._thread.start()
         assert self._started.wait(20)
+        self._client = httpx2.Client(timeout=20, verify=False)
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -46,6 +47,7 @@ class LiveServer:
 
     def stop(self, drain_s: float = 0.0) -> None:
         """End the server; open answers are ended after `drain_s`."""
+        self._client.close()
         if self._thread.is_alive():
             stopping = asyncio.run_coroutine_threadsafe(self._serving.stop(drain_s), self._loop)
             stopping.result(10)
@@ -56,12 +58,10 @@ class LiveServer:
         """One request, not streamed. `content=` sends raw bytes instead of JSON."""
         if body is not None:
             options["json"] = body
-        with httpx2.Client(timeout=20) as client:
-            return client.post(self.url + path, **options)
+        return self._client.post(self.url + path, **options)
 
     def get(self, path: str, **options: Any) -> httpx2.Response:
-        with httpx2.Client(timeout=20) as client:
-            return client.get(self.url + path, **options)
+        return self._client.get(self.url + path, **options)
 
     def chat(self, content: str = "hello", **fields: Any) -> httpx2.Response:
         """A chat with one user message."""

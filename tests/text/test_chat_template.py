@@ -11,7 +11,7 @@ from mlx_cb.text.chat_template import ChatInput, ChatTemplate
 from mlx_cb.text.template_engine import CompiledTemplate, TemplateRefusal
 from mlx_cb.text.tokenizer import Tokenizer
 
-from .conftest import CHATML
+from tests.text.conftest import CHATML
 
 STRICT = (
     "{% for m in messages %}"
