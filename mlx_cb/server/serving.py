@@ -28,7 +28,8 @@ class PortBusy(OSError):  # noqa: N818 - named for what it means to the operator
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises PortBusy, or OSError for an address this machine lacks."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol must be named: asyncio turns Nagle's delay off only where it reads TCP.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import httpx2
@@ -45,14 +46,15 @@ class LiveServer:
         await self._serving.run([listener])
         await self.engine.stop()
 
-    def stop(self, drain_s: float = 0.0) -> None:
-        """End the server; open answers are ended after `drain_s`."""
+    def begin_stop(self, drain_s: float = 0.0) -> Future[None]:
+        """Tell the server to end; open answers are ended after `drain_s`."""
         self._client.close()
-        if self._thread.is_alive():
-            stopping = asyncio.run_coroutine_threadsafe(self._serving.stop(drain_s), self._loop)
-            stopping.result(10)
-            self._thread.join(10)
-            assert not self._thread.is_alive()
+        return asyncio.run_coroutine_threadsafe(self._serving.stop(drain_s), self._loop)
+
+    def has_stopped(self, timeout: float = 10.0) -> bool:
+        """Wait until the server's thread has ended."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx2.Response:
         """One request, not streamed. `content=` sends raw bytes instead of JSON."""
@@ -69,9 +71,17 @@ class LiveServer:
         return self.post("/v1/chat/completions", {"messages": messages, **fields})
 
 
+@pytest.fixture(scope="session")
+def stopping() -> Iterator[list[LiveServer]]:
+    """Servers that were told to stop; all of them must have, at the end."""
+    servers: list[LiveServer] = []
+    yield servers
+    assert all(server.has_stopped() for server in servers)
+
+
 @pytest.fixture()
-def serve() -> Iterator[Callable[..., LiveServer]]:
-    """Start servers for one test: `serve(replies, **script_and_server_settings)`."""
+def serve(stopping: list[LiveServer]) -> Iterator[Callable[..., LiveServer]]:
+    """Start servers for one test: `serve(*replies, script={...}, **server_settings)`."""
     servers: list[LiveServer] = []
 
     def start(
@@ -83,4 +93,6 @@ def serve() -> Iterator[Callable[..., LiveServer]]:
 
     yield start
     for server in servers:
-        server.stop()
+        if not server.has_stopped(0):
+            server.begin_stop()
+            stopping.append(server)
