@@ -29,7 +29,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        return importlib.import_module(f"mlx_cb.cli.{cmd_name}").command
+        found: click.Command = importlib.import_module(f"mlx_cb.cli.{cmd_name}").command
+        return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -65,7 +65,7 @@ class ConfiguredCommand(click.Command):
         return super().make_context(info_name, args, parent, **extra)
 
 
-class Size(click.ParamType):
+class Size(click.ParamType[Any]):
     """Bytes: `8GB`, `512MiB`, `auto` for None."""
 
     name = "size"
@@ -82,7 +82,7 @@ class Size(click.ParamType):
         return int(float(match[1]) * (_UNITS | _BINARY_UNITS)[unit])
 
 
-class CountOrAuto(click.ParamType):
+class CountOrAuto(click.ParamType[Any]):
     """A whole number above 0, or `auto` for None."""
 
     name = "n|auto"
@@ -95,7 +95,7 @@ class CountOrAuto(click.ParamType):
         return int(value)
 
 
-class Alias(click.ParamType):
+class Alias(click.ParamType[Any]):
     """`NAME=MODEL`."""
 
     name = "name=model"

@@ -113,8 +113,10 @@ def run(config: ServerConfig) -> int:
     try:
         listener = bind(config.host, config.port)
     except PortBusy:
-        _say(f"port {config.port} on {config.host} is in use{_by_whom(config.port)}; "
-             f"stop that program or choose another --port")
+        _say(
+            f"port {config.port} on {config.host} is in use{_by_whom(config.port)}; "
+            f"stop that program or choose another --port"
+        )
         return PORT_BUSY
     except OSError as error:
         _say(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}")
@@ -169,8 +171,10 @@ async def _load(front: Any, engine: Any, url: str, started: float) -> None:
     _say(f"ready after {time.monotonic() - started:.1f} s; try:")
     body = '{"messages": [{"role": "user", "content": "Say hello."}]}'
     header = "content-type: application/json"
-    print(f"  curl {url}/v1/chat/completions -H {shlex.quote(header)} -d {shlex.quote(body)}",
-          flush=True)
+    print(
+        f"  curl {url}/v1/chat/completions -H {shlex.quote(header)} -d {shlex.quote(body)}",
+        flush=True,
+    )
 
 
 def _exit_code(loading: asyncio.Task[None], stopping: asyncio.Task[int]) -> int:

@@ -24,14 +24,14 @@ class ScriptToken(msgspec.Struct, forbid_unknown_fields=True):
     """One token: its text, or its bytes in hexadecimal when it is half a character."""
 
     text: str | None = None
-    bytes: str | None = None
+    hex: str | None = None
     logprob: float = 0.0
     top: list[tuple[str, float]] = []
 
     @property
     def value(self) -> bytes:
         """The token's bytes."""
-        return bytes.fromhex(self.bytes) if self.bytes is not None else (self.text or "").encode()
+        return bytes.fromhex(self.hex) if self.hex is not None else (self.text or "").encode()
 
 
 class ScriptCall(msgspec.Struct, forbid_unknown_fields=True):

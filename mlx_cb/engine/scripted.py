@@ -63,9 +63,7 @@ class ScriptedEngine:
         others = {
             text.encode() for r in script.replies for t in r.script_tokens() for text, _ in t.top
         }
-        write_model_folder(
-            self._folder, sorted((tokens | others) - named), script.chat_template
-        )
+        write_model_folder(self._folder, sorted((tokens | others) - named), script.chat_template)
         self._tokenizer = tokenizers.Tokenizer.from_file(str(self._folder / "tokenizer.json"))
         self._uses_left = {
             id(reply): reply.times for reply in script.replies if reply.times is not None

@@ -130,8 +130,8 @@ class Endpoint:
             last = dialect.stream_error(_closing(), answering.request_id)
         except Exception:
             _log.exception("request %s failed", answering.request_id)
-            error = _internal(answering.request_id)
-            last = dialect.stream_error(error, answering.request_id)
+            failure = _internal(answering.request_id)
+            last = dialect.stream_error(failure, answering.request_id)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _refuse(self, send: Send, error: MlxCbError, request_id: str) -> None:

@@ -105,9 +105,7 @@ class Front:
         ]
         return Generation(self.engine, self.metrics, choices, user)
 
-    def _choice(
-        self, given: GenerateInput, prompt: Prompt, index: int, request_id: str
-    ) -> Choice:
+    def _choice(self, given: GenerateInput, prompt: Prompt, index: int, request_id: str) -> Choice:
         text, params = self.text, given.params
         limit = self._room(len(prompt.ids), params)
         seed = params.seed

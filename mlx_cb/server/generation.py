@@ -89,9 +89,10 @@ class Generation:
         self._pumps = [asyncio.create_task(self._pump(c, queue)) for c in self.choices]
         running = len(self.choices)
         while running:
-            choice, events = await queue.get()
-            if isinstance(events, Exception):
-                raise events
+            choice, got = await queue.get()
+            if isinstance(got, Exception):
+                raise got
+            events = got
             yield choice, events
             if isinstance(events[-1], Finish):
                 running -= 1
@@ -127,7 +128,8 @@ class Generation:
     async def _choice_events(self, choice: Choice) -> AsyncIterator[list[OutputEvent]]:
         parser, metrics = choice.parser, self.metrics
         last = self.arrived
-        assert choice.outputs is not None and choice.first is not None
+        assert choice.outputs is not None
+        assert choice.first is not None
         output = await choice.first
         while True:
             _check(output)

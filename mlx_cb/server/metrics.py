@@ -31,15 +31,15 @@ class Metrics:
         self.cached_tokens = Counter(
             "mlx_cb:prefix_cache_hits", "Prompt tokens found in the prefix cache", registry=r
         )
-        self.generation_tokens = Counter(
-            "mlx_cb:generation_tokens", "Generated tokens", registry=r
-        )
+        self.generation_tokens = Counter("mlx_cb:generation_tokens", "Generated tokens", registry=r)
         self.finished = Counter(
             "mlx_cb:request_success", "Requests by how they ended", ["finished_reason"], registry=r
         )
         self.refused = Counter("mlx_cb:request_refused", "Refused requests", ["code"], registry=r)
         self.first_token = Histogram(
-            "mlx_cb:time_to_first_token_seconds", "Arrival to first token", buckets=_SECONDS,
+            "mlx_cb:time_to_first_token_seconds",
+            "Arrival to first token",
+            buckets=_SECONDS,
             registry=r,
         )
         self.token_gap = Histogram(
@@ -48,10 +48,11 @@ class Metrics:
         self.whole = Histogram(
             "mlx_cb:e2e_request_latency_seconds", "Arrival to end", buckets=_SECONDS, registry=r
         )
-        self._live = Gauge("mlx_cb:num_requests_live", "Generations the front waits for", registry=r)
+        self._live = Gauge(
+            "mlx_cb:num_requests_live", "Generations the front waits for", registry=r
+        )
         self._engine = {
-            name: Gauge(f"mlx_cb:{name}", text, registry=r)
-            for name, text in _ENGINE_GAUGES.items()
+            name: Gauge(f"mlx_cb:{name}", text, registry=r) for name, text in _ENGINE_GAUGES.items()
         }
 
     def exposition(self, num_live: int, engine_status: dict[str, Any]) -> bytes:

@@ -64,7 +64,7 @@ def load_template_source(folder: Path, config: dict[str, Any]) -> str | None:
     if isinstance(source, list):  # several named templates
         named = {entry["name"]: entry["template"] for entry in source}
         source = named.get("tool_use") or named.get("default")
-    return source
+    return source if isinstance(source, str) else None
 
 
 class ChatTemplate:
@@ -150,9 +150,7 @@ def _broken(token: str, guard: str) -> str:
 def _unused_guard(chat: ChatInput) -> str:
     text = json.dumps([chat.messages, chat.tools], ensure_ascii=False, default=str)
     if END_OF_PREFILL in text:
-        raise InvalidRequest(
-            "messages must not hold the noncharacter U+FDD0", param="messages"
-        )
+        raise InvalidRequest("messages must not hold the noncharacter U+FDD0", param="messages")
     for character in GUARD_CHARACTERS:
         if character not in text:
             return character

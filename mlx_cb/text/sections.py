@@ -106,6 +106,8 @@ class Sections:
 
     def feed(self, text: str, scores: list[ScoredToken] | None = None) -> list[OutputEvent]:
         """Events that `text` completes. `scores` go with the answer's text."""
+        if not self._held and self._is_plain(text):
+            return [TextDelta(text, scores)]
         self._held += text
         while self._advance():
             pass
@@ -125,6 +127,17 @@ class Sections:
         if self.num_calls and end.reason is EndReason.STOP:
             end = Finish(EndReason.TOOL_CALLS)
         return [*events, *self._take_events(None), end]
+
+    def _is_plain(self, text: str) -> bool:
+        """Most text: in mid-answer, and nothing in it can begin a marker."""
+        if not text or self._state is not _State.TEXT:
+            return False
+        if self._skips_blank or not self._has_answered:
+            return False
+        tools = self.output_format.tools
+        if tools is None:
+            return True
+        return tools.markers.start[0] not in text and text[-1] not in _WHITESPACE
 
     def _advance(self) -> bool:
         """Consume the held text up to the next marker; False when more text is needed."""
@@ -181,9 +194,7 @@ class Sections:
         except (ValueError, KeyError, TypeError, AttributeError, SyntaxError):
             return False  # parsers of foreign text fail in many ways; the text is shown instead
         for call in calls:
-            self._events.append(
-                ToolCallStart(self.num_calls, call.id or new_call_id(), call.name)
-            )
+            self._events.append(ToolCallStart(self.num_calls, call.id or new_call_id(), call.name))
             self._events.append(ToolCallDelta(self.num_calls, call.arguments))
             self.num_calls += 1
         return bool(calls)

@@ -36,7 +36,7 @@ class _RaisedByTemplate(jinja2.TemplateError):
 class _GenerationBlocks(jinja2.ext.Extension):
     """`{% generation %}` marks assistant text for training; when serving it is only its body."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012 - the type that jinja2 declares
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)

@@ -1,4 +1,4 @@
-"""DeepSeek V3, R1 and V3.1 tool calls: `<｜tool▁call▁begin｜>…<｜tool▁sep｜>…<｜tool▁call▁end｜>`."""
+"""The tool calls of DeepSeek V3, R1 and V3.1, between full-width control tokens."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def stopping() -> Iterator[list[LiveServer]]:
     assert all(server.has_stopped() for server in servers)
 
 
-@pytest.fixture()
+@pytest.fixture
 def serve(stopping: list[LiveServer]) -> Iterator[Callable[..., LiveServer]]:
     """Start servers for one test: `serve(*replies, script={...}, **server_settings)`."""
     servers: list[LiveServer] = []

@@ -12,8 +12,8 @@ Serve = Callable[..., Any]
 EMOJI = {
     "tokens": [
         {"text": "Hi ", "logprob": -0.5, "top": [["Hi ", -0.5], ["Yo ", -1.5], ["Oh ", -2.5]]},
-        {"bytes": "F09F"},
-        {"bytes": "918D"},
+        {"hex": "F09F"},
+        {"hex": "918D"},
         "!",
     ]
 }
@@ -93,7 +93,7 @@ def test_c044_null_when_not_asked(serve: Serve) -> None:
 
 
 def test_logprobs_stop_where_the_text_stops(serve: Serve) -> None:
-    server = serve({"tokens": ["a", {"bytes": "F09F"}, {"bytes": "918D"}, "b"]})
+    server = serve({"tokens": ["a", {"hex": "F09F"}, {"hex": "918D"}, "b"]})
     choice = server.chat(logprobs=True, stop=["👍"]).json()["choices"][0]
     assert choice["message"]["content"] == "a"
     assert [entry["token"] for entry in choice["logprobs"]["content"]] == ["a"]

@@ -41,7 +41,7 @@ def test_c037_bad_numbers_are_refused_by_name(serve: Serve, route: str, name: st
         assert answer.status_code == 400, (name, value)
         assert answer.json()["error"]["param"] == name
     for word in ("NaN", "Infinity", "-Infinity", "1e999"):
-        body = '{"prompt":"a","messages":[{"role":"user","content":"a"}],"%s":%s}' % (name, word)
+        body = f'{{"prompt":"a","messages":[{{"role":"user","content":"a"}}],"{name}":{word}}}'
         answer = server.post(route, content=body.encode())
         assert answer.status_code == 400, (name, word)
     assert ask(server, route, **{name: None}).status_code == 200

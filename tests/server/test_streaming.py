@@ -147,7 +147,7 @@ def test_c048_a_failure_in_mid_stream_is_an_error_event(serve: Serve, path: str)
     answer = server.post(path, {**BODY, "prompt": "x"})
     last = data(answer.text)[-1]
     assert set(last["error"]) == {"message", "type", "param", "code"}
-    assert "finish_reason\":\"stop" not in answer.text
+    assert 'finish_reason":"stop' not in answer.text
     assert "[DONE]" not in answer.text
     assert server.post(path, {**BODY, "prompt": "x", "stream": False}).status_code == 503
 

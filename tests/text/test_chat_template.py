@@ -10,7 +10,6 @@ from mlx_cb.errors import InvalidRequest
 from mlx_cb.text.chat_template import ChatInput, ChatTemplate
 from mlx_cb.text.template_engine import CompiledTemplate, TemplateRefusal
 from mlx_cb.text.tokenizer import Tokenizer
-
 from tests.text.conftest import CHATML
 
 STRICT = (
@@ -68,7 +67,9 @@ def test_c030_a_trailing_assistant_message_is_continued(byte_level: Tokenizer, s
 
 
 def test_c030_a_template_that_drops_the_last_answer_refuses(byte_level: Tokenizer) -> None:
-    source = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    source = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    )
     with pytest.raises(InvalidRequest, match="cannot be continued"):
         render(byte_level, source, say("user", "a"), say("assistant", "b"))
 

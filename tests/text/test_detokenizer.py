@@ -33,8 +33,7 @@ def test_kinds_of_decoders_are_recognised(
     wordpiece: Tokenizer,
 ) -> None:
     kinds = [
-        t.token_bytes.kind
-        for t in (byte_level, sentencepiece, sentencepiece_unstripped, wordpiece)
+        t.token_bytes.kind for t in (byte_level, sentencepiece, sentencepiece_unstripped, wordpiece)
     ]
     assert kinds == [
         DecoderKind.BYTE_LEVEL,

@@ -33,7 +33,10 @@ ARGUMENTS = {"city": "Paris"}
 
 
 def read(
-    text: str, output_format: OutputFormat, size: int, reason: EndReason = EndReason.STOP,
+    text: str,
+    output_format: OutputFormat,
+    size: int,
+    reason: EndReason = EndReason.STOP,
     in_reasoning: bool = False,
 ) -> list[OutputEvent]:
     sections = Sections(output_format, in_reasoning=in_reasoning)
@@ -90,7 +93,8 @@ def test_every_syntax_is_read_at_every_piece_size(name: str, size: int) -> None:
 
 @SIZES
 def test_reasoning_answer_and_parallel_calls(size: int) -> None:
-    text = f"<think>\nlet me see\n</think>\n\nI look.\n{FOREIGN['json_tools']}\n{FOREIGN['json_tools']}"
+    call = FOREIGN["json_tools"]
+    text = f"<think>\nlet me see\n</think>\n\nI look.\n{call}\n{call}"
     events = read(text, HERMES, size)
     assert summary(events) == (
         "I look.",
@@ -155,7 +159,9 @@ def test_json_that_is_not_a_call_is_an_answer(size: int) -> None:
 
 
 def test_arguments_may_be_json_text() -> None:
-    text = '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}</tool_call>'
+    text = (
+        '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}</tool_call>'
+    )
     assert summary(read(text, HERMES, 9))[2] == [("get_weather", ARGUMENTS)]
 
 

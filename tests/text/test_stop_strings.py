@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,7 +51,7 @@ LETTERS = st.text(alphabet="ab", max_size=12)
 
 def cut_at(text: str, places: list[int]) -> list[str]:
     marks = sorted({min(place, len(text)) for place in places} | {0, len(text)})
-    return [text[a:b] for a, b in zip(marks, marks[1:], strict=False)]
+    return [text[a:b] for a, b in itertools.pairwise(marks)]
 
 
 @settings(max_examples=400)

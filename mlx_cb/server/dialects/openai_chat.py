@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-
 from mlx_cb.errors import InvalidRequest
 from mlx_cb.server.answering import Answering, Dialect, Endpoint
 from mlx_cb.server.body import decode_json
@@ -138,9 +137,7 @@ async def stream(answering: Answering) -> AsyncIterator[bytes]:
     """The answer as SSE chunks, ended by [DONE]."""
     generation = answering.generation
     include_usage = answering.given.details["include_usage"]
-    frames = [
-        _Frames(answering, choice.index, include_usage) for choice in generation.choices
-    ]
+    frames = [_Frames(answering, choice.index, include_usage) for choice in generation.choices]
     yield b"".join([frame.role() for frame in frames])
     async for choice, events in generation.events():
         frame = frames[choice.index]
@@ -216,5 +213,3 @@ def endpoints(front: Front) -> dict[str, Endpoint]:
     """Path → endpoint, all of them POST."""
     endpoint = Endpoint(front, DIALECT)
     return dict.fromkeys(PATHS, endpoint)
-
-
