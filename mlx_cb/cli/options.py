@@ -1,0 +1,107 @@
+"""Where a setting comes from: flag, else `MLX_CB_<FLAG>`, else the config file, else default.
+
+Owns the config file's place and the types of values that people write (sizes, name=model).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*\Z", re.IGNORECASE)
+
+
+def setting(flag: str, **options: Any) -> Callable[[Any], Any]:
+    """A click option that also reads `MLX_CB_<FLAG>`; its default is shown in the help."""
+    variable = "MLX_CB_" + flag.split("/")[0].lstrip("-").replace("-", "_").upper()
+    options.setdefault("show_default", options.get("default") is not None)
+    return click.option(flag, envvar=variable, show_envvar=False, **options)
+
+
+def config_path() -> Path:
+    """`config.toml` in the user's configuration folder, or where `MLX_CB_CONFIG` says."""
+    if named := os.environ.get("MLX_CB_CONFIG"):
+        return Path(named)
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "mlx-cb" / "config.toml"
+
+
+def read_config(command: click.Command, path: Path) -> dict[str, Any]:
+    """The file's settings for a command: its own table, else the top level.
+
+    Raises UsageError for a file that is not TOML or names a setting that does not exist.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise click.UsageError(f"{path}: {error}") from error
+    tables = {name: value for name, value in content.items() if isinstance(value, dict)}
+    found = {name: value for name, value in content.items() if name not in tables}
+    found |= tables.get(command.name or "", {})
+    known = {parameter.name for parameter in command.params}
+    settings = {name.replace("-", "_"): value for name, value in found.items()}
+    if unknown := sorted(set(settings) - known):
+        raise click.UsageError(f"{path} has settings that {command.name} does not know: {unknown}")
+    return settings
+
+
+class ConfiguredCommand(click.Command):
+    """A command whose defaults come from the config file."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> click.Context:
+        extra.setdefault("default_map", read_config(self, config_path()))
+        return super().make_context(info_name, args, parent, **extra)
+
+
+class Size(click.ParamType[Any]):
+    """Bytes: `8GB`, `512MiB`, `auto` for None."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | None:
+        if value is None or isinstance(value, int):
+            return value
+        if value == "auto":
+            return None
+        match = _SIZE.match(value)
+        if match is None:
+            self.fail(f"{value!r} is not a size like 8GB, 512MiB or auto", param, ctx)
+        unit = match[2].lower()
+        return int(float(match[1]) * (_UNITS | _BINARY_UNITS)[unit])
+
+
+class CountOrAuto(click.ParamType[Any]):
+    """A whole number above 0, or `auto` for None."""
+
+    name = "n|auto"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | None:
+        if value == "auto" or value is None:
+            return None
+        if not str(value).isdecimal() or int(value) < 1:
+            self.fail(f"{value!r} is neither a number above 0 nor auto", param, ctx)
+        return int(value)
+
+
+class Alias(click.ParamType[Any]):
+    """`NAME=MODEL`."""
+
+    name = "name=model"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, str]:
+        name, equals, model = value.partition("=")
+        if not (name and equals and model):
+            self.fail(f"{value!r} must have the form NAME=MODEL", param, ctx)
+        return name, model

@@ -1,0 +1,238 @@
+"""`mlx-cb serve MODEL`: builds the configs, binds the port, loads the model, serves, stops.
+
+The port is bound before anything is loaded, so that a busy port is known at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mlx_cb.cli.options import Alias, ConfiguredCommand, CountOrAuto, Size, setting
+from mlx_cb.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from mlx_cb.errors import MlxCbError
+
+PORT_BUSY = 5
+INTERRUPTED = 130
+_DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
+
+
+@click.command("serve", cls=ConfiguredCommand)
+@click.argument("model", default="demo", envvar="MLX_CB_MODEL")
+@setting("--host", default="127.0.0.1", help="Address to listen on.")
+@setting("--port", default=8080, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
+@setting("--served-model-name", help="Name that clients see instead of MODEL.")
+@setting("--alias", type=Alias(), multiple=True, help="Further name for the model.")
+@setting("--strict-model", is_flag=True, help="Refuse requests that name another model.")
+@setting("--revision", help="Hub revision of MODEL.")
+@setting("--max-num-seqs", default=64, type=click.IntRange(1), help="Most requests at once.")
+@setting("--max-num-batched-tokens", default="auto", type=CountOrAuto(), help="Rows of a step.")
+@setting("--max-model-len", type=click.IntRange(1), help="Longest prompt plus answer, tokens.")
+@setting("--kv-memory", default="auto", type=Size(), help="Memory for keys and values.")
+@setting("--block-size", default=16, type=click.IntRange(1), help="Tokens per KV block.")
+@setting("--dtype", default="auto", type=_DTYPES, help="Type that weights are expanded to.")
+@setting("--kv-dtype", default="auto", type=_DTYPES, help="Type of keys and values.")
+@setting(
+    "--attention",
+    default="auto",
+    type=click.Choice(["auto", "metal", "reference", "emulator"]),
+    help="Attention backend.",
+)
+@setting(
+    "--scheduler",
+    default="continuous",
+    type=click.Choice(["continuous", "static"]),
+    help="Requests join and leave at every step, or only when a batch has ended.",
+)
+@setting("--itl-target-ms", default=100.0, type=click.FloatRange(1), help="Gap between tokens.")
+@setting("--max-queue-wait-s", default=60.0, type=click.FloatRange(0), help="Longest wait.")
+@setting("--no-prefix-cache", is_flag=True, help="Do not share blocks of equal prefixes.")
+@setting("--log-format", default="text", type=click.Choice(["text", "json"]), help="Log lines.")
+@setting("--log-prompts", is_flag=True, help="Write prompts and answers to the log.")
+def command(**given: Any) -> int:
+    """Serve MODEL over HTTP: a hub id, a folder, a .gguf file, demo, or scripted:FILE."""
+    return run(build_config(given))
+
+
+def build_config(given: dict[str, Any]) -> ServerConfig:
+    """The frozen configuration from the command line's values."""
+    engine = EngineConfig(
+        model=ModelConfig(
+            model=given["model"],
+            revision=given["revision"],
+            dtype=given["dtype"],
+            max_model_len=given["max_model_len"],
+        ),
+        cache=CacheConfig(
+            block_size=given["block_size"],
+            kv_memory=given["kv_memory"],
+            kv_dtype=given["kv_dtype"],
+            prefix_cache=not given["no_prefix_cache"],
+        ),
+        scheduler=SchedulerConfig(
+            policy=given["scheduler"],
+            max_num_seqs=given["max_num_seqs"],
+            max_num_batched_tokens=given["max_num_batched_tokens"],
+            itl_target_ms=given["itl_target_ms"],
+            max_queue_wait_s=given["max_queue_wait_s"],
+        ),
+        attention=given["attention"],
+    )
+    names = ("host", "port", "strict_model", "log_format", "log_prompts")
+    return ServerConfig(
+        served_model_name=given["served_model_name"] or _shown_name(given["model"]),
+        aliases=tuple(given["alias"]),
+        engine=engine,
+        **{name: given[name] for name in names},
+    )
+
+
+def _shown_name(model: str) -> str:
+    """The name that clients see: no path of this machine in it."""
+    if model.startswith("scripted:"):
+        return "scripted"
+    return Path(model).resolve().name if Path(model).exists() else model
+
+
+def run(config: ServerConfig) -> int:
+    """Serve until a signal or a failure; returns the exit code."""
+    import uvloop
+
+    from mlx_cb.server.serving import PortBusy, bind
+
+    _set_up_logging(config.log_format)
+    try:
+        listener = bind(config.host, config.port)
+    except PortBusy:
+        _say(
+            f"port {config.port} on {config.host} is in use{_by_whom(config.port)}; "
+            f"stop that program or choose another --port"
+        )
+        return PORT_BUSY
+    except OSError as error:
+        _say(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}")
+        return 1
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config, listener))
+
+
+def _make_engine(config: ServerConfig) -> Any:
+    kind, colon, path = config.engine.model.model.partition(":")
+    if colon and kind == "scripted":
+        from mlx_cb.engine.script import read_script
+        from mlx_cb.engine.scripted import ScriptedEngine
+
+        return ScriptedEngine(read_script(Path(path)))
+    from mlx_cb.engine.client import AsyncEngine
+
+    return AsyncEngine(config.engine)
+
+
+async def _serve(config: ServerConfig, listener: socket.socket) -> int:
+    from mlx_cb.server.front import Front
+    from mlx_cb.server.serving import Serving
+
+    started = time.monotonic()
+    signals = _Signals()
+    engine = _make_engine(config)
+    front = Front(engine, config)
+    serving = Serving(front)
+    await engine.start()
+    running = asyncio.create_task(serving.run([listener]))
+    url = _url(config.host, listener.getsockname()[1])
+    _say(f"listening on {url}, loading {config.engine.model.model}")
+    loading = asyncio.create_task(_load(front, engine, url, started))
+    stopping = asyncio.create_task(signals.first())
+    try:
+        await asyncio.wait((loading, stopping, running), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done() and not loading.exception():
+            await asyncio.wait((stopping, running), return_when=asyncio.FIRST_COMPLETED)
+        return _exit_code(loading, stopping)
+    finally:
+        loading.cancel()
+        stopping.cancel()
+        await serving.stop()
+        await running
+        await engine.stop()
+
+
+async def _load(front: Any, engine: Any, url: str, started: float) -> None:
+    await engine.wait_ready()
+    await front.load()
+    _say(f"ready after {time.monotonic() - started:.1f} s; try:")
+    body = '{"messages": [{"role": "user", "content": "Say hello."}]}'
+    header = "content-type: application/json"
+    print(
+        f"  curl {url}/v1/chat/completions -H {shlex.quote(header)} -d {shlex.quote(body)}",
+        flush=True,
+    )
+
+
+def _exit_code(loading: asyncio.Task[None], stopping: asyncio.Task[int]) -> int:
+    error = loading.exception() if loading.done() else None
+    if isinstance(error, MlxCbError):
+        _say(error.message)
+        return error.exit_code
+    if error is not None:
+        raise error
+    if stopping.done():
+        return INTERRUPTED if stopping.result() == signal.SIGINT else 0
+    _say("the server stopped by itself")
+    return 1
+
+
+class _Signals:
+    """SIGINT and SIGTERM; a second one, while closing, ends the process at once."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._first: asyncio.Future[int] = self._loop.create_future()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._got, number)
+
+    async def first(self) -> int:
+        """Wait for a signal; returns its number."""
+        return await self._first
+
+    def _got(self, number: int) -> None:
+        if not self._first.done():
+            self._first.set_result(number)
+            return
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+
+def _url(host: str, port: int) -> str:
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+def _by_whom(port: int) -> str:
+    import psutil
+
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == "LISTEN" and connection.laddr.port == port and connection.pid:
+                return f" by {psutil.Process(connection.pid).name()} (process {connection.pid})"
+    except psutil.Error:
+        return ""  # other users' processes are hidden from us on macOS
+    return ""
+
+
+def _set_up_logging(log_format: str) -> None:
+    form = "%(message)s" if log_format == "json" else "%(asctime)s %(levelname)s %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=form)
+    logging.getLogger("mlx_cb").setLevel(logging.INFO)
+
+
+def _say(text: str) -> None:
+    print(f"mlx-cb: {text}", file=sys.stderr, flush=True)

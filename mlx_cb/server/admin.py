@@ -1,0 +1,64 @@
+"""What operators and probes read: `/health`, `/status`, the step journal, `/metrics`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from mlx_cb.server.front import Front
+
+MOST_STEPS = 4096
+
+
+def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    body = msgspec.json.encode(content)
+    return Response(body, status, headers=headers, media_type="application/json")
+
+
+def routes(front: Front) -> list[BaseRoute]:
+    """The status routes of one server."""
+
+    async def health(request: Request) -> Response:
+        if front.is_ready:
+            return _json({"status": "ok"})
+        status = "closing" if front.is_closing else "loading or restarting"
+        return _json({"status": status}, 503, {"retry-after": "1"})
+
+    async def status(request: Request) -> Response:
+        engine = await front.engine.status()
+        answers = {"open": len(front.open_answers), "closing": front.is_closing}
+        return _json({"model": front.served_name, "answers": answers, **engine})
+
+    async def steps(request: Request) -> Response:
+        wanted = request.query_params.get("last", "100")
+        if not wanted.isdecimal() or not 1 <= int(wanted) <= MOST_STEPS:
+            return _error(f"last must be a number from 1 to {MOST_STEPS}", 400, "last")
+        return _json({"steps": await front.engine.steps(int(wanted))})
+
+    async def one_request(request: Request) -> Response:
+        known = await front.engine.explain(request.path_params["request_id"])
+        if known is None:
+            return _error("no request of this id is known, or it was forgotten", 404, None)
+        return _json(known)
+
+    async def metrics(request: Request) -> Response:
+        engine = await front.engine.status()
+        body = front.metrics.exposition(len(front.open_answers), engine)
+        return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return [
+        Route("/health", health),
+        Route("/status", status),
+        Route("/status/steps", steps),
+        Route("/status/requests/{request_id}", one_request),
+        Route("/metrics", metrics),
+    ]
+
+
+def _error(message: str, status: int, param: str | None) -> Response:
+    error = {"message": message, "type": "invalid_request_error", "param": param, "code": None}
+    return _json({"error": error}, status)

@@ -1,0 +1,38 @@
+"""Puts the server together: routes of the dialects, status pages, errors of the router itself."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+
+from mlx_cb.errors import MlxCbError
+from mlx_cb.server import admin, dialects
+from mlx_cb.server.access_log import AccessLog
+from mlx_cb.server.dialects.openai_wire import error_object
+from mlx_cb.server.front import Front
+
+
+def create_app(front: Front) -> ASGIApp:
+    """The ASGI application of one server."""
+    app = Starlette(
+        routes=[*dialects.routes(front), *admin.routes(front)],
+        exception_handlers={HTTPException: _router_error, MlxCbError: _own_error},
+    )
+    return AccessLog(app, front.config.log_format)
+
+
+async def _router_error(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods, as JSON like every other error."""
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    content = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return JSONResponse({"error": content}, error.status_code, error.headers)
+
+
+async def _own_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, MlxCbError)
+    return JSONResponse(error_object(error), error.status)

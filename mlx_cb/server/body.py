@@ -1,0 +1,67 @@
+"""Reads a request's body: size limit, UTF-8, JSON, types. Every failure names what is wrong."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope
+
+from mlx_cb.errors import InvalidRequest, RequestTooLarge
+
+T = TypeVar("T")
+_PATH = re.compile(r" - at `(?P<key>key in )?\$(?P<path>[^`]*)`\Z")
+_MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
+
+
+class ClientGone(Exception):  # noqa: N818 - not an error, but how a request may end
+    """The client closed the connection."""
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole body. Raises RequestTooLarge, and ClientGone when the client hangs up."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > limit:
+            raise _too_large(limit)
+    pieces, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > limit:
+            raise _too_large(limit)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+def decode_json(body: bytes, kind: type[T]) -> T:
+    """Decode and check types; unknown keys are ignored. Raises InvalidRequest with `param`."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _naming_the_field(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the request body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidRequest("the request body is nested too deeply") from error
+
+
+def _naming_the_field(message: str) -> InvalidRequest:
+    path = _PATH.search(message)
+    param = path["path"].lstrip(".") if path else ""
+    reason = message[: path.start()] if path else message
+    missing = _MISSING.search(message)
+    if missing:
+        param = f"{param}.{missing['field']}" if param else missing["field"]
+        return InvalidRequest(f"{param} is missing", param=param)
+    text = reason[:1].lower() + reason[1:]
+    return InvalidRequest(f"{param or 'the request body'}: {text}", param=param or None)
+
+
+def _too_large(limit: int) -> RequestTooLarge:
+    return RequestTooLarge(
+        f"the request body is larger than {limit} bytes, the most this server accepts"
+    )

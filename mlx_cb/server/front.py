@@ -1,0 +1,184 @@
+"""The HTTP process's state: its engine, the model's text side, names, metrics, open answers.
+
+Owns what routes share. Knows nothing about any dialect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+
+from mlx_cb.config import ServerConfig
+from mlx_cb.engine.interface import Engine, ModelInfo
+from mlx_cb.errors import ContextLengthExceeded, EngineDead, InvalidRequest, ModelNotFound
+from mlx_cb.sampling_params import SamplingParams
+from mlx_cb.server.generate_input import GenerateInput, PromptInput
+from mlx_cb.server.generation import Choice, Generation
+from mlx_cb.server.metrics import Metrics
+from mlx_cb.text.chat_template import ChatInput, Prompt
+from mlx_cb.text.model_text import ModelText
+from mlx_cb.text.output_parser import OutputParser, ParserOptions
+
+# Encoding fewer characters than this takes less time than moving it to a thread.
+_SHORT_PROMPT = 4000
+
+
+class Front:
+    """One server. Make it, `await load()` once the engine is ready, then serve."""
+
+    def __init__(self, engine: Engine, config: ServerConfig) -> None:
+        self.engine = engine
+        self.config = config
+        self.metrics = Metrics()
+        self.open_answers: set[asyncio.Task[None]] = set()
+        self.is_closing = False
+        self._text: ModelText | None = None
+        self._encoders = ThreadPoolExecutor(2, thread_name_prefix="encode")
+
+    async def load(self) -> None:
+        """Read the model's tokenizer and template. Raises UnsupportedModel."""
+        folder = Path(self.engine.model_info.path)
+        loop = asyncio.get_running_loop()
+        self._text = await loop.run_in_executor(self._encoders, ModelText.load, folder)
+
+    @property
+    def is_ready(self) -> bool:
+        """True while requests can be served."""
+        return self.engine.is_ready and self._text is not None and not self.is_closing
+
+    @property
+    def text(self) -> ModelText:
+        """Tokenizer and template. Raises EngineDead while the model loads."""
+        if self._text is None:
+            raise EngineDead("the model is still loading; try again shortly", retry_after=2.0)
+        return self._text
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """What is loaded. Raises EngineDead while the model loads."""
+        return self.engine.model_info
+
+    @property
+    def served_name(self) -> str:
+        """The name the model goes by: the operator's, else that of the model."""
+        return self.config.served_model_name or self.config.engine.model.model
+
+    def names(self) -> list[str]:
+        """Every name that means the loaded model, the served one first."""
+        own = self.config.engine.model.model
+        names = [self.served_name, own, PurePosixPath(own).name]
+        names += [alias for alias, _ in self.config.aliases]
+        return list(dict.fromkeys(names))
+
+    def resolve_name(self, asked: str | None) -> str:
+        """The name to answer with. Raises ModelNotFound for strangers if names are strict."""
+        if asked in self.names():
+            return asked or self.served_name
+        if asked and self.config.strict_model:
+            raise ModelNotFound(
+                f"the model {asked!r} is not here; this server has {', '.join(self.names())}",
+                param="model",
+            )
+        return self.served_name
+
+    async def prepare(self, given: GenerateInput, request_id: str, user: str) -> Generation:
+        """Encode and check all that can be checked; nothing runs yet.
+
+        Raises InvalidRequest, ContextLengthExceeded, EngineDead.
+        """
+        text = self.text
+        self._check_ids(given)
+        if sum(map(_size, given.prompts)) < _SHORT_PROMPT:
+            prompts = [_encode(text, prompt) for prompt in given.prompts]
+        else:
+            loop = asyncio.get_running_loop()
+            prompts = [
+                await loop.run_in_executor(self._encoders, _encode, text, prompt)
+                for prompt in given.prompts
+            ]
+        choices = [
+            self._choice(given, prompt, number * given.n + k, request_id)
+            for number, prompt in enumerate(prompts)
+            for k in range(given.n)
+        ]
+        return Generation(self.engine, self.metrics, choices, user)
+
+    def _choice(self, given: GenerateInput, prompt: Prompt, index: int, request_id: str) -> Choice:
+        text, params = self.text, given.params
+        limit = self._room(len(prompt.ids), params)
+        seed = params.seed
+        if seed is not None and given.n > 1:
+            seed = (seed + index % given.n) % 2**64
+        is_first = index % given.n == 0
+        is_chat = isinstance(given.prompts[0], ChatInput)
+        output_format = text.output_format(given.tools) if is_chat else None
+        options = ParserOptions(
+            stops=params.stop,
+            output_format=output_format,
+            in_reasoning=is_chat and text.opens_reasoning(prompt),
+            follows_text=prompt.continues or not is_chat,
+            top_logprobs=params.logprobs,
+        )
+        params = dataclasses.replace(
+            params,
+            max_tokens=limit,
+            seed=seed,
+            prompt_logprobs=params.prompt_logprobs if is_first else None,
+        )
+        return Choice(
+            index=index,
+            request_id=request_id if index == 0 else f"{request_id}-{index}",
+            prompt_ids=prompt.ids,
+            params=params,
+            parser=OutputParser(text.tokenizer, options),
+            prompt_text=prompt.text,
+        )
+
+    def _room(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        """Tokens that may be generated. Raises ContextLengthExceeded when there is no room."""
+        longest = self.model_info.max_model_len
+        room = longest - num_prompt_tokens
+        if num_prompt_tokens == 0:
+            raise InvalidRequest("the prompt is empty", param="prompt")
+        if room < 0 or (room == 0 and params.max_tokens != 0):
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {longest} tokens, but the prompt has "
+                f"{num_prompt_tokens} tokens and leaves no room for an answer; shorten it.",
+                param="messages",
+            )
+        return room if params.max_tokens is None else min(room, params.max_tokens)
+
+    def _check_ids(self, given: GenerateInput) -> None:
+        size = self.model_info.vocab_size
+        for prompt in given.prompts:
+            if isinstance(prompt, list) and not all(0 <= i < size for i in prompt):
+                raise InvalidRequest(
+                    f"prompt: token ids must be between 0 and {size - 1}", param="prompt"
+                )
+        for name, ids in (
+            ("logit_bias", [token_id for token_id, _ in given.params.logit_bias]),
+            ("stop_token_ids", given.params.stop_token_ids),
+        ):
+            if any(token_id >= size for token_id in ids):
+                raise InvalidRequest(
+                    f"{name}: token ids must be between 0 and {size - 1}", param=name
+                )
+
+
+def _size(prompt: PromptInput) -> int:
+    if not isinstance(prompt, ChatInput):
+        return len(prompt)
+    return sum(len(message.get("content") or "") for message in prompt.messages) + (
+        _SHORT_PROMPT if prompt.tools else 0
+    )
+
+
+def _encode(text: ModelText, prompt: PromptInput) -> Prompt:
+    if isinstance(prompt, ChatInput):
+        return text.encode_chat(prompt)
+    if isinstance(prompt, str):
+        return Prompt(text.tokenizer.encode(prompt), prompt, continues=True)
+    decoded = text.tokenizer.decode(prompt, skip_special_tokens=False)
+    return Prompt(prompt, decoded, continues=True)

@@ -1,0 +1,43 @@
+"""What a client asked, after its dialect's words are gone: the common form of all APIs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlx_cb.errors import InvalidRequest
+from mlx_cb.sampling_params import SamplingParams
+from mlx_cb.text.chat_template import ChatInput
+
+MOST_CHOICES = 128
+PromptInput = ChatInput | str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateInput:
+    """One client's question.
+
+    Attributes:
+        prompts: a chat, or one or more texts or token id lists; every prompt gets `n` answers.
+        model: the name the client used, None if it used none.
+        tools: OpenAI function tools whose calls are looked for in the answer.
+        echo: the answer begins with the prompt's own text.
+        details: what the dialect needs again when it writes the answer.
+    """
+
+    prompts: tuple[PromptInput, ...]
+    params: SamplingParams
+    n: int = 1
+    model: str | None = None
+    stream: bool = False
+    tools: list[dict[str, Any]] | None = None
+    echo: bool = False
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n * len(self.prompts) <= MOST_CHOICES:
+            raise InvalidRequest(
+                f"n times the number of prompts must be between 1 and {MOST_CHOICES}, not "
+                f"{self.n * len(self.prompts)}",
+                param="n",
+            )

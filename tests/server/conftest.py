@@ -1,0 +1,98 @@
+"""A live server on the scripted engine, on a port of its own, for real clients to talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+
+from mlx_cb.config import EngineConfig, ModelConfig, ServerConfig
+from mlx_cb.engine.script import Script
+from mlx_cb.engine.scripted import ScriptedEngine
+from mlx_cb.server.front import Front
+from mlx_cb.server.serving import Serving, bind
+
+
+class LiveServer:
+    """A server in a thread of this process; `engine` may be looked at."""
+
+    def __init__(self, script: dict[str, Any], **settings: Any) -> None:
+        self.engine = ScriptedEngine(msgspec.convert(script, Script))
+        name = self.engine.script.model
+        settings.setdefault("engine", EngineConfig(model=ModelConfig(model=name)))
+        self._config = ServerConfig(**settings)
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
+        self._thread.start()
+        assert self._started.wait(20)
+        self._client = httpx2.Client(timeout=20, verify=False)
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.front = Front(self.engine, self._config)
+        await self.engine.start()
+        await self.engine.wait_ready()
+        await self.front.load()
+        listener = bind("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._serving = Serving(self.front)
+        self._started.set()
+        await self._serving.run([listener])
+        await self.engine.stop()
+
+    def begin_stop(self, drain_s: float = 0.0) -> Future[None]:
+        """Tell the server to end; open answers are ended after `drain_s`."""
+        self._client.close()
+        return asyncio.run_coroutine_threadsafe(self._serving.stop(drain_s), self._loop)
+
+    def has_stopped(self, timeout: float = 10.0) -> bool:
+        """Wait until the server's thread has ended."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def post(self, path: str, body: Any = None, **options: Any) -> httpx2.Response:
+        """One request, not streamed. `content=` sends raw bytes instead of JSON."""
+        if body is not None:
+            options["json"] = body
+        return self._client.post(self.url + path, **options)
+
+    def get(self, path: str, **options: Any) -> httpx2.Response:
+        return self._client.get(self.url + path, **options)
+
+    def chat(self, content: str = "hello", **fields: Any) -> httpx2.Response:
+        """A chat with one user message."""
+        messages = [{"role": "user", "content": content}]
+        return self.post("/v1/chat/completions", {"messages": messages, **fields})
+
+
+@pytest.fixture(scope="session")
+def stopping() -> Iterator[list[LiveServer]]:
+    """Servers that were told to stop; all of them must have, at the end."""
+    servers: list[LiveServer] = []
+    yield servers
+    assert all(server.has_stopped() for server in servers)
+
+
+@pytest.fixture
+def serve(stopping: list[LiveServer]) -> Iterator[Callable[..., LiveServer]]:
+    """Start servers for one test: `serve(*replies, script={...}, **server_settings)`."""
+    servers: list[LiveServer] = []
+
+    def start(
+        *replies: dict[str, Any], script: dict[str, Any] | None = None, **settings: Any
+    ) -> LiveServer:
+        server = LiveServer({"replies": list(replies), **(script or {})}, **settings)
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        if not server.has_stopped(0):
+            server.begin_stop()
+            stopping.append(server)
