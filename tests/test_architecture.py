@@ -26,7 +26,7 @@ ARROWS: dict[str, set[str]] = {
     "model": {"attention", "blas", "core"},
     # llm.py turns text into tokens and back, which is what makes it a Python API.
     "engine": {"blas", "core", "model", "text"},
-    "text": set(),
+    "text": {"core.outputs"},
     "server": {"engine.client", "engine.interface", "engine.scripted", "core.outputs", "text"},
     "bench": {"blas", "core", "engine", "server.client"},
     "cli": {"*"},

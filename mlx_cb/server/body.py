@@ -15,7 +15,7 @@ _PATH = re.compile(r" - at `(?P<key>key in )?\$(?P<path>[^`]*)`\Z")
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
 
 
-class ClientGone(Exception):  # noqa: N818 - not an error, but how a request may end
+class ClientGone(Exception):
     """The client closed the connection."""
 
 

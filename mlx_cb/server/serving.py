@@ -21,7 +21,7 @@ from mlx_cb.server.front import Front
 DRAIN_S = 2.5
 
 
-class PortBusy(OSError):  # noqa: N818 - named for what it means to the operator
+class PortBusy(OSError):
     """Another program listens there."""
 
 
