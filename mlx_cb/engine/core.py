@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
@@ -223,6 +223,7 @@ class EngineCore:
             scheduler.cost_model.per_context,
         )
         return {
+            "model_info": asdict(self.info()),
             "requests": {
                 "waiting": len(scheduler.waiting),
                 "prefilling": len(scheduler.prefilling),

@@ -1,0 +1,197 @@
+"""The product as a user starts it: `mlx-cb serve demo`, the official client, many at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import openai
+import psutil
+import pytest
+
+NEAR_TIE = 1e-4
+WORDS = ["river", "stone", "window", "garden", "letter", "market", "bridge", "winter", "candle"]
+
+
+class Demo:
+    """A server process on the demo model."""
+
+    def __init__(self, *flags: str) -> None:
+        command = [sys.executable, "-m", "mlx_cb", "serve", "demo", "--port", "0", *flags]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.lines: list[str] = []
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                self.url = found.group()
+            if "ready" in line:
+                break
+        assert self.process.poll() is None, "".join(self.lines)
+        self._drain = ThreadPoolExecutor(1)
+        self._drain.submit(lambda: self.lines.extend(self.process.stderr or ()))
+        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def get(self, path: str) -> Any:
+        return httpx2.get(self.url + path, timeout=20).json()
+
+    def stop(self, with_signal: int = signal.SIGTERM) -> float:
+        """Seconds from the signal to the end of the process."""
+        self.client.close()
+        began = time.monotonic()
+        self.process.send_signal(with_signal)
+        self.process.wait(20)
+        seconds = time.monotonic() - began
+        self._drain.shutdown()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+        return seconds
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Demo]:
+    server = Demo()
+    yield server
+    server.stop()
+
+
+def chat(demo: Demo, prompt: str, max_tokens: int, **fields: Any) -> list[tuple[str, list[Any]]]:
+    """Streamed (token text, top alternatives) of a greedy chat."""
+    stream = demo.client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": prompt}],
+        temperature=0,
+        max_tokens=max_tokens,
+        stream=True,
+        logprobs=True,
+        top_logprobs=2,
+        **fields,
+    )
+    entries = []
+    for chunk in stream:
+        if chunk.choices and chunk.choices[0].logprobs:
+            entries += [(e.token, e.top_logprobs) for e in chunk.choices[0].logprobs.content or []]
+    return entries
+
+
+def near_ties(got: list[tuple[str, list[Any]]], wanted: list[tuple[str, list[Any]]]) -> int:
+    """Assert equal tokens, up to one place where two candidates are within NEAR_TIE."""
+    for (token, _), (other, top) in zip(got, wanted, strict=False):
+        if token != other:
+            gap = top[0].logprob - top[1].logprob
+            assert gap <= NEAR_TIE, f"{token!r} instead of {other!r}, {gap} apart"
+            return 1
+    assert len(got) == len(wanted)
+    return 0
+
+
+def test_sixteen_streams_equal_their_solo_runs(
+    demo: Demo, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Acceptance a, C001: different prompts of about 10 to 600 tokens, all at once."""
+    rng = random.Random(0)
+    prompts = [
+        f"Repeat the marker ZEBRA-{index:02}. "
+        + " ".join(rng.choices(WORDS, k=round(4 * 1.36**index)))
+        for index in range(16)
+    ]
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(lambda prompt: chat(demo, prompt, 16), prompts))
+    alone = [chat(demo, prompt, 16) for prompt in prompts]
+    ties = sum(near_ties(a, b) for a, b in zip(together, alone, strict=True))
+    with capsys.disabled():
+        print(f"\n16 streams equal their solo runs; near-ties: {ties}")
+    assert ties <= 2
+    for index, entries in enumerate(together):
+        text = "".join(token for token, _ in entries)
+        assert not set(re.findall(r"ZEBRA-\d\d", text)) - {f"ZEBRA-{index:02}"}
+    steps = demo.get("/status/steps?last=500")
+    steps = steps["steps"] if isinstance(steps, dict) else steps
+    assert any(step["rows_decode"] and step["rows_prefill"] for step in steps)
+
+
+def test_status_names_what_serves(demo: Demo) -> None:
+    status = demo.get("/status")
+    info = status["model_info"]
+    assert info["blas"].startswith("openblas") or sys.platform == "darwin"
+    assert info["attention"] in {"reference", "metal"}
+    assert status["blocks"]["used"] == 0
+    response = demo.client.chat.completions.with_raw_response.create(
+        model="demo", messages=[{"role": "user", "content": "hi"}], max_tokens=3
+    )
+    story = demo.get(f"/status/requests/{response.headers['x-request-id']}")
+    assert story["finish_reason"] in {"length", "stop"}
+    assert [event["what"] for event in story["events"]][:3] == ["queued", "admitted", "first token"]
+
+
+def test_worker_killed_under_streams_three_times(demo: Demo) -> None:
+    """Acceptance h over HTTP: an error in every stream within a second, then service again."""
+
+    def stream(index: int) -> tuple[float, str]:
+        try:
+            for _ in demo.client.chat.completions.create(
+                model="demo",
+                messages=[{"role": "user", "content": f"Tell story {index}."}],
+                max_tokens=400,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            ):
+                pass
+        except openai.APIError as error:
+            return time.monotonic(), str(error)
+        return time.monotonic(), "ended as if nothing had happened"
+
+    for _ in range(3):
+        with ThreadPoolExecutor(8) as pool:
+            streams = [pool.submit(stream, index) for index in range(8)]
+            while demo.get("/status")["requests"]["decoding"] < 8:
+                time.sleep(0.1)
+            os.kill(demo.get("/status")["worker_pid"], signal.SIGKILL)
+            killed = time.monotonic()
+            for future in streams:
+                ended, message = future.result(30)
+                assert ended - killed < 1.0
+                assert "engine" in message
+        assert httpx2.get(demo.url + "/health").status_code == 503
+        deadline = time.monotonic() + 60
+        while httpx2.get(demo.url + "/health").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        answer = demo.client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "hi"}], max_tokens=2
+        )
+        assert answer.usage is not None
+
+
+@pytest.mark.parametrize("with_signal", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_open_streams(with_signal: int) -> None:
+    server = Demo()
+    worker = server.get("/status")["worker_pid"]
+    body = {
+        "messages": [{"role": "user", "content": "Tell a story."}],
+        "stream": True,
+        "max_tokens": 2000,
+        "ignore_eos": True,
+    }
+    with (
+        httpx2.Client(timeout=30) as client,
+        client.stream("POST", server.url + "/v1/chat/completions", json=body) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        assert server.stop(with_signal) < 5
+        rest = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "error" in rest[-1]
+    assert server.process.returncode == (130 if with_signal == signal.SIGINT else 0)
+    assert not psutil.pid_exists(worker)
+    assert "Traceback" not in "".join(server.lines)
