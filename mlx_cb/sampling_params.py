@@ -85,6 +85,12 @@ class SamplingParams:
         return self.temperature < 1e-5 or self.top_k == 1
 
     @property
+    def is_plain_greedy(self) -> bool:
+        """True when the token is the arg max of the model's own logits, at every position."""
+        adjusted = self.logit_bias or self.has_penalties or self.min_tokens
+        return self.is_greedy and not adjusted
+
+    @property
     def has_penalties(self) -> bool:
         """True when the logits depend on the tokens generated so far."""
         return (

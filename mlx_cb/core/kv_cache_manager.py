@@ -81,10 +81,8 @@ class KVCacheManager:
 
     def remember(self, request: Request, num_tokens: int) -> None:
         """Make the full blocks among the first `num_tokens` (written, and known) findable."""
-        if not self.prefix_cache:
-            return
-        num_full = min(num_tokens // self.block_size, len(request.block_table))
-        if num_full <= request.num_hashed_blocks:
+        num_full = num_tokens // self.block_size
+        if num_full <= request.num_hashed_blocks or not self.prefix_cache:
             return
         hashes = self._hashes(request, num_full)
         for index in range(request.num_hashed_blocks, num_full):

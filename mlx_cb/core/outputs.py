@@ -33,18 +33,19 @@ class TokenLogprobs:
     top_logprobs: list[float] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+# Thousands of the next two are made per second: frozen would double what each costs.
+@dataclass(slots=True)
 class SampledToken:
-    """One token chosen by a step for one request."""
+    """One token chosen by a step for one request. Not changed once made."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestOutput:
-    """What one step added to one request.
+    """What one step added to one request. Not changed once made.
 
     Attributes:
         token_ids: new tokens, without the token that ended the request.

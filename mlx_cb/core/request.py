@@ -30,6 +30,7 @@ class Request:
     Attributes:
         max_output_tokens: resolved limit (params, context, pool), at least what params allow.
         seed: of the request's random numbers; drawn when the client sent none.
+        is_plain_greedy: the next token is the arg max of the model's own logits.
         cache_salt: keeps one user's prefixes apart from another's.
     """
 
@@ -51,6 +52,7 @@ class Request:
     num_cached_tokens: int = 0
     num_hashed_blocks: int = 0
     stop_token_ids: frozenset[int] = field(init=False)
+    is_plain_greedy: bool = field(init=False)
     finish_reason: FinishReason | None = None
     admitted_time: float | None = None
     first_token_time: float | None = None
@@ -63,6 +65,7 @@ class Request:
         self.num_prompt_tokens = len(self.token_ids)
         eos = frozenset() if self.params.ignore_eos else self.eos_token_ids
         self.stop_token_ids = eos | frozenset(self.params.stop_token_ids)
+        self.is_plain_greedy = self.params.is_plain_greedy
 
     @property
     def num_tokens(self) -> int:

@@ -266,11 +266,12 @@ class Scheduler:
         for chunk in plan.prefills:
             if not chunk.samples and chunk.request.status is RequestStatus.RUNNING:
                 self.kv_cache.remember(chunk.request, chunk.start + chunk.num_tokens)
+        now = self._clock()
         outputs = []
         for request, token in zip(plan.sampling(), sampled, strict=True):
             request.num_in_flight -= 1
             if request.status is not RequestStatus.FINISHED:
-                outputs.append(self._append(request, token, plan))
+                outputs.append(self._append(request, token, plan, now))
         return outputs
 
     def fail(self, plan: SchedulerOutput, message: str) -> list[RequestOutput]:
@@ -294,12 +295,12 @@ class Scheduler:
         self.kv_cache.pool.forget_all()
 
     def _append(
-        self, request: Request, token: SampledToken, plan: SchedulerOutput
+        self, request: Request, token: SampledToken, plan: SchedulerOutput, now: float
     ) -> RequestOutput:
         if request.status is RequestStatus.RUNNING:
             self.kv_cache.remember(request, request.num_tokens)
         if request.first_token_time is None:
-            request.first_token_time = self._clock()
+            request.first_token_time = now
             self._note(request, "first token", "")
         reason, stop_token_id, kept = None, None, [token.token_id]
         if request.max_output_tokens == 0:

@@ -19,6 +19,7 @@ from mlx_cb.attention.cache import PagedKVCache
 from mlx_cb.attention.kv_storage import KVStorage
 from mlx_cb.attention.reference import ReferenceBackend
 from mlx_cb.core.outputs import SampledToken, TokenLogprobs
+from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler_output import SchedulerOutput
 from mlx_cb.errors import UnsupportedModel
 from mlx_cb.model import sampler
@@ -34,11 +35,13 @@ MIN_GROWTH = 64  # blocks
 class LaunchedStep:
     """A step on its way.
 
-    `token_ids` is None while the choice has to wait for the host (`sample_late`).
+    `requests` get a token each; `rows` says how, unless all take the arg max. `token_ids` is None
+    while the choice has to wait for the host (`sample_late`).
     """
 
     plan: SchedulerOutput
     batch: ForwardBatch
+    requests: list[Request]
     rows: list[SampleRow]
     logits: mx.array | None
     token_ids: mx.array | None
@@ -47,13 +50,13 @@ class LaunchedStep:
     @property
     def sample_late(self) -> bool:
         """True when the next step cannot be launched before this one is collected."""
-        return self.token_ids is None and bool(self.rows)
+        return self.token_ids is None and bool(self.requests)
 
     def unread(self) -> PreviousTokens | None:
         """The chosen tokens, for a step that is launched before they are read."""
         if self.token_ids is None:
             return None
-        row_of = {row.request.request_id: index for index, row in enumerate(self.rows)}
+        row_of = {request.request_id: index for index, request in enumerate(self.requests)}
         return PreviousTokens(self.token_ids, row_of)
 
 
@@ -79,25 +82,32 @@ class ModelRunner:
         self._ensure_blocks(plan)
         unread = previous.unread() if previous is not None else None
         batch = ForwardBatch.build(plan, self.storage.block_size, unread)
-        rows = [SampleRow(r, r.num_computed_tokens) for r in plan.sampling()]
+        requests = list(plan.sampling())
+        all_plain = all(request.is_plain_greedy for request in requests)
+        rows = [] if all_plain else [SampleRow(r, r.num_computed_tokens) for r in requests]
         self.backend.begin(batch.attention)
         output = self.model(batch.token_ids, cache=self.caches)
         logits = output[:, 0].astype(mx.float32) if batch.attention.logit_rows.size else None
-        token_ids = None
-        if logits is not None and rows and self._can_choose_now(rows):
-            sampled = logits[: len(rows)]
-            token_ids = sampler.choose_on_device(sampler.adjust(sampled, rows, mx), rows)
-        keep_logits = token_ids is None or batch.prompt_rows or _want_logprobs(rows)
-        wanted = [
-            array for array in (logits if keep_logits else None, token_ids) if array is not None
-        ]
+        token_ids = self._choose_now(logits, requests, rows)
+        wants_logits = any(request.params.logprobs is not None for request in requests)
+        if token_ids is not None and not (wants_logits or batch.prompt_rows):
+            logits = None
+        wanted = [array for array in (logits, token_ids) if array is not None]
         mx.async_eval(*wanted, *self.storage.arrays())
-        return LaunchedStep(plan, batch, rows, logits if keep_logits else None, token_ids, launched)
+        return LaunchedStep(plan, batch, requests, rows, logits, token_ids, launched)
 
-    def _can_choose_now(self, rows: list[SampleRow]) -> bool:
-        if self._on_cpu:
-            return all(sampler.is_plain_greedy(row) for row in rows)
-        return not any(sampler.depends_on_history(row) for row in rows)
+    def _choose_now(
+        self, logits: mx.array | None, requests: list[Request], rows: list[SampleRow]
+    ) -> mx.array | None:
+        """Chosen tokens as a lazy array, None when the choice needs the host."""
+        if logits is None or not requests:
+            return None
+        sampled = logits[: len(requests)]
+        if not rows:
+            return mx.argmax(sampled, axis=-1).astype(mx.int32)
+        if self._on_cpu or any(sampler.depends_on_history(row) for row in rows):
+            return None
+        return sampler.choose_on_device(sampler.adjust(sampled, rows, mx), rows)
 
     def _ensure_blocks(self, plan: SchedulerOutput) -> None:
         tables = [request.block_table for request in plan.decodes]
@@ -125,10 +135,10 @@ class ModelRunner:
         self._last_ready = ready
         if logits is None:
             return [SampledToken(token_id) for token_id in token_ids.tolist()], seconds
-        self._collect_prompt_logprobs(step, logits[len(step.rows) :])
+        self._collect_prompt_logprobs(step, logits[len(step.requests) :])
         sampled = [
-            self._sampled_token(row, int(token_id), row_logits)
-            for row, token_id, row_logits in zip(step.rows, token_ids, logits, strict=False)
+            self._sampled_token(request, int(token_id), row_logits)
+            for request, token_id, row_logits in zip(step.requests, token_ids, logits, strict=False)
         ]
         return sampled, seconds
 
@@ -140,8 +150,8 @@ class ModelRunner:
             return sampler.choose_on_host(sampler.adjust(host, step.rows, np), step.rows)
         return np.array(sampler.choose_on_device(sampler.adjust(sampled, step.rows, mx), step.rows))
 
-    def _sampled_token(self, row: SampleRow, token_id: int, logits: Any) -> SampledToken:
-        params, request_id = row.request.params, row.request.request_id
+    def _sampled_token(self, request: Request, token_id: int, logits: Any) -> SampledToken:
+        params, request_id = request.params, request.request_id
         logprobs = None
         if params.logprobs is not None:
             logprobs = sampler.logprobs_of(logits, token_id, params.logprobs)
@@ -173,10 +183,6 @@ class ModelRunner:
     def memory_usage(self) -> dict[str, int]:
         """Bytes that MLX holds now, and the most it ever held."""
         return {"active": mx.get_active_memory(), "peak": mx.get_peak_memory()}
-
-
-def _want_logprobs(rows: list[SampleRow]) -> bool:
-    return any(row.request.params.logprobs is not None for row in rows)
 
 
 def select_logit_rows(model: nn.Module) -> None:

@@ -52,12 +52,6 @@ def _mix64(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def is_plain_greedy(row: SampleRow) -> bool:
-    """True when the row's token is the arg max of the model's own logits."""
-    params = row.request.params
-    return params.is_greedy and not _is_adjusted(row)
-
-
 def depends_on_history(row: SampleRow) -> bool:
     """True when the row's logits are changed by the tokens before, so that all must be read."""
     return row.request.params.has_penalties
