@@ -65,6 +65,7 @@ def _figures(records: Sequence[CallRecord], slo: Slo) -> Figures:
     span = max(span, 1e-9)
     gaps = [gap for record in heard for gap in record.gaps_s]
     good = sum(slo.is_met(record) for record in asked)
+    output_tokens = sum(record.output_tokens for record in heard)
     return {
         "calls": len(records),
         "complete": len(complete),
@@ -81,9 +82,10 @@ def _figures(records: Sequence[CallRecord], slo: Slo) -> Figures:
         "stall": max(gaps, default=0.0),
         "requests_s": len(complete) / span,
         "input_tok_s": sum(record.prompt_tokens for record in heard) / span,
-        "output_tok_s": sum(record.output_tokens for record in heard) / span,
+        "output_tok_s": output_tokens / span,
+        "us_per_token": span * 1e6 / output_tokens if output_tokens else None,
         "input_tokens": sum(record.prompt_tokens for record in heard),
-        "output_tokens": sum(record.output_tokens for record in heard),
+        "output_tokens": output_tokens,
         "cached_tokens": sum(record.cached_tokens for record in heard),
         "goodput": good / len(asked) if asked else None,
         "goodput_s": good / span,
