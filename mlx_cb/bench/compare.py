@@ -7,6 +7,7 @@ are started.
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,8 +35,8 @@ class Conditions:
 
     Attributes:
         rounds: passes per server; figures are medians over them.
-        seed: of the first round; each round has its own, so that no prompt comes twice and no
-            prefix cache of a server knows it already.
+        seed: decides all prompts and arrivals; each run and round has its own, made from it, so
+            that no prompt comes twice.
     """
 
     words: WordSource
@@ -117,8 +118,8 @@ async def compare(
     for number in range(conditions.rounds):
         for server in servers:
             outcome = outcomes[server.spec.label]
-            plan = workload.plan(conditions.seed + number)
-            watch = LoadWatch(lambda: sum(server.cpu_seconds() for server in servers))
+            plan = workload.plan(plan_seed(name, conditions.seed, number))
+            watch = LoadWatch(lambda: [server.cpu_seconds() for server in servers])
             run = await drive(
                 conditions.target(server),
                 plan,
@@ -137,6 +138,12 @@ async def compare(
     return comparison
 
 
+def plan_seed(name: str, seed: int, number: int) -> int:
+    """Seed of one round. Runs of one session differ by name: with equal seeds their prompts would
+    be equal too, and a prefix cache would know them from the run before."""
+    return zlib.crc32(f"{name}/{seed}/{number}".encode())
+
+
 async def journal(server: RunningServer, run: Run) -> list[dict[str, float]]:
     """Step records of the run from `/status/steps`; empty for servers that keep none."""
     answer = await get_json_bytes(server.endpoint, f"/status/steps?last={STEPS}")
@@ -144,7 +151,8 @@ async def journal(server: RunningServer, run: Run) -> list[dict[str, float]]:
         return []
     content = msgspec.json.decode(answer.body)
     steps = content.get("steps", []) if isinstance(content, dict) else content
-    return [step for step in steps if step.get("started", 0.0) >= run.began]
+    # A step that is still running has no measured time yet.
+    return [s for s in steps if s["started"] >= run.began and s["seconds"] is not None]
 
 
 def equality(outcomes: Sequence[Outcome]) -> tuple[float | None, float | None]:

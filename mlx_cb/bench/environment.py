@@ -91,13 +91,14 @@ class Load:
 
     Attributes:
         average: one-minute load average at the end; it contains the measurement's own load.
-        foreign_cores: cores kept busy by anything but the client and the servers under test.
+        foreign_cores: cores kept busy by anything but the client and the servers under test; None
+            when a server's own share is not known.
     """
 
     average: float
-    foreign_cores: float
+    foreign_cores: float | None
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, float | None]:
         """For the report."""
         return asdict(self)
 
@@ -105,9 +106,9 @@ class Load:
 class LoadWatch:
     """Measures the machine's load from its creation to `read`."""
 
-    def __init__(self, own_cpu_seconds: Callable[[], float]) -> None:
-        """`own_cpu_seconds` is the CPU time of the servers under test; the client's is added."""
-        self._own = own_cpu_seconds
+    def __init__(self, servers_cpu_seconds: Callable[[], list[float | None]]) -> None:
+        """Takes the CPU time of each server under test; the client's is added here."""
+        self._servers = servers_cpu_seconds
         self._busy_before, self._own_before = _busy_seconds(), self._all_own()
         self._began = time.monotonic()
 
@@ -115,12 +116,19 @@ class LoadWatch:
         """Load average now, and foreign work since the creation."""
         elapsed = max(time.monotonic() - self._began, 1e-3)
         busy = _busy_seconds() - self._busy_before
-        foreign = (busy - (self._all_own() - self._own_before)) / elapsed
+        own = self._all_own()
+        if own is None or self._own_before is None:
+            return Load(os.getloadavg()[0], None)
+        foreign = (busy - (own - self._own_before)) / elapsed
         return Load(os.getloadavg()[0], max(0.0, foreign))
 
-    def _all_own(self) -> float:
+    def _all_own(self) -> float | None:
+        servers = self._servers()
+        known = [seconds for seconds in servers if seconds is not None]
+        if len(known) < len(servers):
+            return None
         times = os.times()
-        return self._own() + times.user + times.system
+        return sum(known) + times.user + times.system
 
 
 def _busy_seconds() -> float:

@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -86,9 +87,9 @@ class _ExchangeProtocol(asyncio.Protocol):
         self.is_delimited = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.write(self.payload)
+        # uvloop's transports are not asyncio.Transport by class, only by what they can do.
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.write(self.payload)
 
     def data_received(self, data: bytes) -> None:
         self.arrived = time.monotonic()

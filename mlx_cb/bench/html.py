@@ -255,13 +255,11 @@ def _repeat(report: Report) -> str:
         for label, server in run["servers"].items():
             if "command" not in server:
                 continue
-            loads = ", ".join(
-                f"{load['average']:.2f}/{load['foreign_cores']:.2f}" for load in server["loads"]
+            loads = "; ".join(
+                ", ".join(f"{key} {value}" for key, value in load.items() if value is not None)
+                for load in server["loads"]
             )
-            lines.append(
-                f"{run['name']} {label}: {' '.join(server['command'])} — load average/foreign "
-                f"cores per round {loads}"
-            )
+            lines.append(f"{run['name']} {label}: {' '.join(server['command'])} — {loads}")
     return f"<pre>{escape(chr(10).join(lines))}</pre>"
 
 

@@ -126,13 +126,13 @@ def conclude(result: Report, average_before: float, policy: Policy) -> None:
         for run in result["runs"]
         for server in run["servers"].values()
         for load in server.get("loads", [])
+        if load["foreign_cores"] is not None
     ]
-    worst = max(foreign, default=0.0)
-    quiet = average_before <= LOAD_LIMIT and worst <= FOREIGN_LIMIT
-    text = (
-        f"Load average before: {average_before:.2f} (limit {LOAD_LIMIT:g}); other work kept up to "
-        f"{worst:.2f} cores busy (limit {FOREIGN_LIMIT:g})."
-    )
+    worst = max(foreign, default=None)
+    quiet = average_before <= LOAD_LIMIT and (worst is None or worst <= FOREIGN_LIMIT)
+    text = f"Load average before: {average_before:.2f} (limit {LOAD_LIMIT:g})."
+    if worst is not None:
+        text += f" Other work kept up to {worst:.2f} cores busy (limit {FOREIGN_LIMIT:g})."
     if not quiet:
         text += " Too busy: no conclusion can be drawn from these figures."
         text += " They were asked for with --allow-load." if policy.allow_load else ""

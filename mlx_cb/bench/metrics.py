@@ -103,10 +103,9 @@ def _tokens_between(records: Sequence[CallRecord], start_s: float, end_s: float)
 
 def _saturated_tok_s(run: Run) -> float | None:
     """Output tokens per second until the last call was sent, so that the drain at the end, when
-    the load falls, is left out. None when all calls were sent at once."""
-    if run.last_sent_s < 0.05:
-        return None
-    return _tokens_between(run.records, 0.0, run.last_sent_s) / run.last_sent_s
+    the load falls, is left out. None when all calls were sent before the first answer."""
+    tokens = _tokens_between(run.records, 0.0, run.last_sent_s)
+    return tokens / run.last_sent_s if tokens else None
 
 
 def _all_decoding_tok_s(records: Sequence[CallRecord]) -> float | None:

@@ -59,7 +59,12 @@ class TokenizerWords:
         texts = self.tokenizer.decode_batch([[i, i] for i in ids], skip_special_tokens=False)
         # Decoded twice in a row, because some decoders strip the space of the first token.
         halves = (text[len(text) - len(text) // 2 :] for text in texts)
-        words = sorted({half for half in halves if _WORD.fullmatch(half)})
+        candidates = sorted({half for half in halves if _WORD.fullmatch(half)})
+        # Not every piece of a vocabulary is what its own text encodes to.
+        pairs = self.tokenizer.encode_batch(
+            [word + word for word in candidates], add_special_tokens=False
+        )
+        words = [word for word, pair in zip(candidates, pairs, strict=True) if len(pair.ids) == 2]
         if len(words) < 100:
             raise MlxCbError(f"only {len(words)} plain words in this tokenizer; cannot make prompts")
         return words

@@ -110,6 +110,7 @@ class RunningServer:
         if spec.url is not None:
             self.endpoint = Endpoint.parse(spec.url)
             self.command = [spec.url]
+            self._pid = _listener(self.endpoint)
             return
         port = free_port()
         self.endpoint = Endpoint("127.0.0.1", port, "", False)
@@ -118,6 +119,7 @@ class RunningServer:
         self.process = subprocess.Popen(
             self.command, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
         )
+        self._pid = self.process.pid
         if cores.server:
             # Before the interpreter is up: all threads and children inherit it.
             os.sched_setaffinity(self.process.pid, cores.server)
@@ -169,12 +171,13 @@ class RunningServer:
         self._log.seek(0)
         return self._log.read().decode(errors="replace").strip()[-1500:]
 
-    def cpu_seconds(self) -> float:
-        """CPU time of the program and its children so far."""
-        if self.process is None:
-            return 0.0
+    def cpu_seconds(self) -> float | None:
+        """CPU time of the program and its children so far; None for a server elsewhere, or one
+        whose process cannot be told."""
+        if self._pid is None:
+            return None
         total = 0.0
-        for process in _family(self.process.pid):
+        for process in _family(self._pid):
             with contextlib.suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
                 total += times.user + times.system
@@ -214,6 +217,21 @@ def _family(pid: int) -> list[psutil.Process]:
         return [parent, *parent.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def _listener(endpoint: Endpoint) -> int | None:
+    """Process on this machine that listens there; None when it is elsewhere or hidden."""
+    if endpoint.host not in ("127.0.0.1", "localhost", "::1"):
+        return None
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except psutil.AccessDenied:
+        return None
+    for connection in connections:
+        is_there = connection.laddr and connection.laddr.port == endpoint.port
+        if is_there and connection.status == psutil.CONN_LISTEN:
+            return connection.pid
+    return None
 
 
 def float32_copy(model: Path, cache: Path) -> Path:

@@ -98,14 +98,18 @@ def _text_rows(run: dict[str, Any], labels: list[str]) -> list[tuple[str, list[s
     if run.get("equal_outputs") is not None:
         text = f"{run['equal_outputs']:.0%} / {run['equal_lengths']:.0%}"
         rows.append(("equal texts / output lengths", [text]))
-    loads = [server.get("loads", []) for server in servers]
-    worst = [
-        "/".join(f"{max(load[key] for load in own):.2f}" for key in ("average", "foreign_cores"))
-        for own in loads
-        if own
-    ]
-    rows.append(("load average / foreign cores", worst))
+    rows.append(("load average / foreign cores", [_worst_load(server) for server in servers]))
     return rows
+
+
+def _worst_load(server: dict[str, Any]) -> str:
+    """Highest load average and foreign cores of all rounds."""
+    loads = server.get("loads", [])
+    texts = []
+    for key in ("average", "foreign_cores"):
+        known = [load[key] for load in loads if load[key] is not None]
+        texts.append(f"{max(known):.2f}" if known else "unknown")
+    return " / ".join(texts)
 
 
 def _ratio(ours: float | None, other: float | None) -> str:

@@ -88,7 +88,7 @@ class _Usage(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: object = None
 
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
@@ -130,7 +130,7 @@ def read_stream(pieces: Iterable[tuple[float, bytes]]) -> Answer:
 
 def _read_chunk(answer: Answer, chunk: _Chunk) -> str:
     if chunk.error is not None:
-        answer.error = bytes(chunk.error).decode()
+        answer.error = msgspec.json.encode(chunk.error).decode()
     if chunk.usage is not None:
         answer.prompt_tokens = chunk.usage.prompt_tokens
         answer.output_tokens = chunk.usage.completion_tokens

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mlx_cb.errors import InvalidRequest, MlxCbError
+from mlx_cb.errors import MlxCbError
 
 # Everything else is imported where it is used: `mlx-cb --help` must not wait for numpy.
 
@@ -314,9 +314,7 @@ def _run(work: Coroutine[Any, Any, _T]) -> _T:
         with asyncio.Runner(loop_factory=factory) as runner:
             return runner.run(work)
     except MlxCbError as error:
-        failure = click.ClickException(error.message)
-        failure.exit_code = error.exit_code
-        raise failure from error
+        raise _stopped(error) from error
 
 
 def _progress(console: Console) -> Progress:
@@ -359,14 +357,24 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _folder(model: str) -> Path:
     """Folder of a MODEL; `demo`, hub ids and files are the loader's to find."""
-    if Path(model).is_dir():
-        return Path(model)
+    from mlx_cb.config import ModelConfig
+    from mlx_cb.model.resolve import resolve
+
     try:
-        from mlx_cb.model.loader import resolve
-    except ImportError as error:
-        raise InvalidRequest(f"{model} is not a folder") from error
-    return Path(resolve(model))
+        return resolve(ModelConfig(model=model))
+    except MlxCbError as error:
+        raise _stopped(error) from error
+
+
+def _stopped(error: MlxCbError) -> click.ClickException:
+    """An error on purpose as one line for people, with its exit code."""
+    failure = click.ClickException(error.message)
+    failure.exit_code = error.exit_code
+    return failure
 
 
 def _cache() -> Path:
-    return Path.home() / ".cache" / "mlx-cb" / "bench"
+    """Where models made for measuring are kept."""
+    from mlx_cb.model.resolve import cache_dir
+
+    return cache_dir() / "bench"
