@@ -72,10 +72,12 @@ class GateResult(msgspec.Struct):
 
 
 class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A server of the suite: which program, with which flags beside the defaults."""
+    """A server of the suite: which program (`mlx-cb`, `mlx-lm`) with which flags beside the
+    defaults, or the `url` of one that is already running (kind `url`)."""
 
     kind: str
     flags: tuple[str, ...] = ()
+    url: str | None = None
 
 
 class RunEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -120,9 +120,7 @@ def _direct(run: dict[str, Any], labels: list[str]) -> str:
         for name, value in run["servers"][label]["figures"].items()
         if isinstance(value, (int, float))
     )
-    rows = (
-        [name, *(_number(figure_of(run, label, name)) for label in labels)] for name in names
-    )
+    rows = ([name, *(_number(figure_of(run, label, name)) for label in labels)] for name in names)
     return _table(["", *labels], rows)
 
 
@@ -229,9 +227,7 @@ def _subgroups(run: dict[str, Any], label: str) -> str:
     return _details(f"{label}: every group and user", "".join(parts)) if parts else ""
 
 
-def _table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], bad: Sequence[bool] = ()
-) -> str:
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], bad: Sequence[bool] = ()) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     lines = []
     for number, row in enumerate(rows):
@@ -261,5 +257,3 @@ def _repeat(report: Report) -> str:
             )
             lines.append(f"{run['name']} {label}: {' '.join(server['command'])} — {loads}")
     return f"<pre>{escape(chr(10).join(lines))}</pre>"
-
-

@@ -66,7 +66,9 @@ class TokenizerWords:
         )
         words = [word for word, pair in zip(candidates, pairs, strict=True) if len(pair.ids) == 2]
         if len(words) < 100:
-            raise MlxCbError(f"only {len(words)} plain words in this tokenizer; cannot make prompts")
+            raise MlxCbError(
+                f"only {len(words)} plain words in this tokenizer; cannot make prompts"
+            )
         return words
 
     def count(self, text: str) -> int:

@@ -185,10 +185,11 @@ class RunningServer:
 
     def stop(self) -> None:
         """End the program and its children; those that do not go within 10 s are killed."""
-        if self.process is None or self.process.poll() is not None:
+        if self.process is None:
             return
         family = _family(self.process.pid)
-        self.process.send_signal(signal.SIGTERM)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:

@@ -79,13 +79,12 @@ async def run_suite(file: GateFile, models: Models, settings: SuiteSettings) -> 
     result = report.new_report(environment.machine(), facts)
     suite = _Suite(file, models, settings)
     suite.cores.pin_client()
-    for number, run in enumerate(runs):
-        settings.announce(run.name, number + 1, len(runs))
-        try:
+    try:
+        for number, run in enumerate(runs):
+            settings.announce(run.name, number + 1, len(runs))
             result["runs"].append(await suite.measure(run))
-        finally:
-            if number + 1 == len(runs):
-                suite.stop()
+    finally:
+        suite.fleet.stop()
     conclude(result, average, settings.policy)
     return result
 
@@ -101,9 +100,6 @@ class _Suite:
         self.words = TokenizerWords(models.float32)
         self.fleet = Fleet(self.cores, Conditions(self.words))
 
-    def stop(self) -> None:
-        self.fleet.stop()
-
     async def measure(self, run: RunEntry) -> dict:
         measures = {
             "load": self.load,
@@ -113,20 +109,18 @@ class _Suite:
         }
         if run.measures not in measures:
             raise InvalidRequest(f"{run.name}: no measurement {run.measures!r}")
-        try:
-            return await measures[run.measures](run)
-        except BaseException:
-            self.stop()
-            raise
+        return await measures[run.measures](run)
 
     def specs(self, run: RunEntry) -> list[ServerSpec]:
         folder = str(self.models.folder(run.model))
-        specs = []
+        specs: list[ServerSpec] = []
         for label in run.servers:
             entry = self.file.server.get(label)
             if entry is None:
                 raise InvalidRequest(f"{run.name}: no server {label!r} in the gates file")
-            specs.append(ServerSpec(label, Kind(entry.kind), folder, entry.flags))
+            kind = Kind(entry.kind)
+            model = None if kind is Kind.URL else folder
+            specs.append(ServerSpec(label, kind, model, entry.flags, entry.url))
         return specs
 
     def conditions(self, run: RunEntry) -> Conditions:
@@ -144,7 +138,7 @@ class _Suite:
 
     async def startup(self, run: RunEntry) -> dict:
         """Start each server alone, in turn, and time its first token."""
-        self.fleet.stop()
+        self.fleet.stop()  # nothing else may run beside a start
         rounds: dict[str, list[Figures]] = {label: [] for label in run.servers}
         for _ in range(self.settings.rounds or run.rounds):
             for spec in self.specs(run):

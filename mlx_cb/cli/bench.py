@@ -85,7 +85,19 @@ def _measuring_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group("bench")
+class _PlainErrors(click.Group):
+    """Turns an error on purpose into one line for people, with its exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MlxCbError as error:
+            failure = click.ClickException(error.message)
+            failure.exit_code = error.exit_code
+            raise failure from error
+
+
+@click.group("bench", cls=_PlainErrors)
 def bench() -> None:
     """Measure latency and throughput of a server, alone or against a peer.
 
@@ -303,18 +315,15 @@ def _finish(
 
 
 def _run(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run on uvloop, where it exists; errors on purpose become one line and their exit code."""
+    """Run on uvloop, where it exists."""
     try:
         import uvloop
     except ImportError:
         factory = None
     else:
         factory = uvloop.new_event_loop
-    try:
-        with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(work)
-    except MlxCbError as error:
-        raise _stopped(error) from error
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(work)
 
 
 def _progress(console: Console) -> Progress:
@@ -360,17 +369,7 @@ def _folder(model: str) -> Path:
     from mlx_cb.config import ModelConfig
     from mlx_cb.model.resolve import resolve
 
-    try:
-        return resolve(ModelConfig(model=model))
-    except MlxCbError as error:
-        raise _stopped(error) from error
-
-
-def _stopped(error: MlxCbError) -> click.ClickException:
-    """An error on purpose as one line for people, with its exit code."""
-    failure = click.ClickException(error.message)
-    failure.exit_code = error.exit_code
-    return failure
+    return resolve(ModelConfig(model=model))
 
 
 def _cache() -> Path:

@@ -151,7 +151,9 @@ def test_the_hog_floods_at_once_and_the_victims_are_told_apart():
 
 
 def test_poisson_arrives_at_the_rate_it_was_given():
-    times = [lane.starts_at_s for lane in make("poisson", {"rate": 2.0, "calls": 2000}).plan(1).lanes]
+    times = [
+        lane.starts_at_s for lane in make("poisson", {"rate": 2.0, "calls": 2000}).plan(1).lanes
+    ]
     assert times[0] == 0.0
     assert times[-1] == pytest.approx(1000, rel=0.1)
 
