@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 Scalar = str | int | float | bool
 
@@ -134,7 +135,7 @@ class CallRecord:
     def gaps_s(self) -> list[float]:
         """Inter-token latencies: pauses between chunks that follow each other, seconds."""
         times = self.chunk_times_s
-        return [after - before for before, after in zip(times, times[1:], strict=False)]
+        return [after - before for before, after in pairwise(times)]
 
     @property
     def tokens_per_chunk(self) -> float:

@@ -7,6 +7,7 @@ are started.
 from __future__ import annotations
 
 import asyncio
+import functools
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -123,7 +124,7 @@ async def compare(
             run = await drive(
                 conditions.target(server),
                 plan,
-                lambda record, label=server.spec.label: progress(label, record),
+                functools.partial(progress, server.spec.label),
             )
             outcome.loads.append(watch.read())
             run.steps = await journal(server, run)

@@ -18,8 +18,10 @@ from pathlib import Path
 import msgspec
 import psutil
 
-_PACKAGES = ("mlx-cb", "mlx", "mlx-cpu", "mlx-metal", "mlx-lm", "transformers", "tokenizers")
-_PACKAGES += ("starlette", "uvicorn", "ngsolve-openblas", "numpy")
+_PACKAGES = (
+    *("mlx-cb", "mlx", "mlx-cpu", "mlx-metal", "mlx-lm", "transformers", "tokenizers"),
+    *("starlette", "uvicorn", "ngsolve-openblas", "numpy"),
+)
 
 
 def machine() -> dict[str, object]:
@@ -137,4 +139,4 @@ def _busy_seconds() -> float:
     idle = times.idle + getattr(times, "iowait", 0.0)
     # guest is contained in user, guest_nice in nice.
     counted = [value for name, value in times._asdict().items() if not name.startswith("guest")]
-    return sum(counted) - idle
+    return float(sum(counted) - idle)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,6 +26,9 @@ from mlx_cb.core.outputs import SampledToken
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
 from mlx_cb.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from mlx_cb.engine.core import EngineCore
 
 BLOCK_SIZE = CacheConfig().block_size
 _ENDLESS = 10**6
@@ -139,22 +143,24 @@ def engine_figures(tiny: Path, steps: int = 40) -> dict[str, float]:
     for count in (8, 256):
         core = EngineCore.load(_engine_config(tiny))
         _fill(core, count, 32)
-        host = _median_of(steps, lambda core=core: _thread_seconds(core.step))
+        host = median([_thread_seconds(core.step) for _ in range(steps)])
         figures[f"host_step_ms_{count}"] = host * 1e3
     per_request = {count: figures[f"host_step_ms_{count}"] / count for count in (8, 256)}
     figures["host_per_request_256_over_8"] = per_request[256] / per_request[8]
-    figures |= _linearity(tiny, EngineCore)
+    figures |= _linearity(tiny)
     return figures
 
 
-def _linearity(tiny: Path, engine_core: type) -> dict[str, float]:
+def _linearity(tiny: Path) -> dict[str, float]:
     """Least squares of the step's time on its rows and its context sum, over a grid of both."""
+    from mlx_cb.engine.core import EngineCore
+
     rows, contexts, seconds = [], [], []
     for count in (8, 32, 64, 128, 256):
         for context in (32, 256, 512):
-            core = engine_core.load(_engine_config(tiny))
+            core = EngineCore.load(_engine_config(tiny))
             _fill(core, count, context)
-            elapsed = _median_of(12, lambda core=core: _wall_seconds(core.step))
+            elapsed = median([_wall_seconds(core.step) for _ in range(12)])
             record = core.scheduler.journal.records[-1]
             rows.append(float(record.rows_decode))
             contexts.append(float(record.context_sum))
@@ -177,7 +183,7 @@ def _engine_config(tiny: Path) -> EngineConfig:
     )
 
 
-def _fill(core, count: int, context: int) -> None:
+def _fill(core: EngineCore, count: int, context: int) -> None:
     """Bring `count` requests of this context to where all of them decode, and settle."""
     rng = random.Random(count)
     for number in range(count):
@@ -213,10 +219,6 @@ def _advance(scheduler: Scheduler) -> None:
     if plan.is_empty:
         raise RuntimeError("the scheduler has waiting requests and forms no step")
     scheduler.update(plan, [SampledToken(7) for _ in plan.sampling()], 0.01)
-
-
-def _median_of(count: int, measure: Callable[[], float]) -> float:
-    return median([measure() for _ in range(count)])
 
 
 def _thread_seconds(action: Callable[[], object]) -> float:

@@ -12,7 +12,8 @@ from mlx_cb.bench.report import Report, figure_of
 from mlx_cb.bench.table import GATE_COLUMNS, ROWS, figure_text, gate_cells
 
 _STYLE = """
-:root{color-scheme:light dark;--ink:#1c1e21;--soft:#5f6670;--paper:#fff;--line:#dfe2e6;--bad:#c62828;
+:root{color-scheme:light dark;--ink:#1c1e21;--soft:#5f6670;--paper:#fff;--line:#dfe2e6;
+--bad:#c62828;
 --c0:#0072b2;--c1:#d55e00;--c2:#c79a00;--c3:#009e73;--c4:#b5609a;--c5:#4c9ed9;--c6:#7a5c3e;--c7:#777}
 @media(prefers-color-scheme:dark){:root{--ink:#e6e8eb;--soft:#9aa3ad;--paper:#15171a;--line:#30353b;
 --bad:#ff6b60;--c0:#58b0ea;--c1:#ff8f4a;--c2:#ecc94b;--c3:#3fd0a3;--c4:#e08fc4;--c5:#8fc7f0;
@@ -25,7 +26,8 @@ table{border-collapse:collapse;margin:.6rem 0;font-variant-numeric:tabular-nums}
 th,td{padding:.2rem .8rem .2rem 0;text-align:right;border-bottom:1px solid var(--line)}
 th:first-child,td:first-child{text-align:left}th{font-weight:600;color:var(--soft)}
 .scroll{overflow-x:auto}.soft{color:var(--soft)}.bad{color:var(--bad);font-weight:600}
-.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,520px),1fr));gap:1rem 1.6rem}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,520px),1fr));
+gap:1rem 1.6rem}
 figure{margin:0}figcaption{color:var(--soft);font-size:.9rem;margin-bottom:.2rem}
 svg{width:100%;height:auto}svg text{font-size:11px;fill:var(--soft)}
 .mid{text-anchor:middle}.end{text-anchor:end}.grid{stroke:var(--line);stroke-width:1}

@@ -23,7 +23,7 @@ LOAD_LIMIT = 2.0
 FOREIGN_LIMIT = 0.5
 
 
-class TooBusy(MlxCbError):
+class MachineTooBusyError(MlxCbError):
     """Other work on this machine would decide the figures."""
 
 
@@ -35,10 +35,10 @@ class Policy:
     pin: str = "auto"
 
     def check_before(self) -> float:
-        """Load average before anything is started. Raises TooBusy above the limit."""
+        """Load average before anything is started. Raises MachineTooBusyError above the limit."""
         average = os.getloadavg()[0]
         if average > LOAD_LIMIT and not self.allow_load:
-            raise TooBusy(
+            raise MachineTooBusyError(
                 f"load average is {average:.2f}, above {LOAD_LIMIT:g}: figures measured now would "
                 "not be these servers'. Wait, or give --allow-load to measure without a conclusion"
             )

@@ -6,13 +6,15 @@ Colours are CSS classes (`s0` … `s7`), so that a page decides them for light a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 640, 240
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 34
 COLOURS = 8
+
+_Text = Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ def _svg(title: str, parts: Sequence[str], height: float = HEIGHT) -> str:
     )
 
 
-def _frame(x: Axis, y: Axis, x_label: str, x_text, y_text) -> str:
+def _frame(x: Axis, y: Axis, x_label: str, x_text: _Text, y_text: _Text | None) -> str:
     """Grid, ticks and the label below; without `y_text` the rows go unlabelled."""
     bottom, top = max(y.start, y.end), min(y.start, y.end)
     parts = []
@@ -202,7 +204,8 @@ def _frame(x: Axis, y: Axis, x_label: str, x_text, y_text) -> str:
         at = f"{x.at(tick):.1f}"
         parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="{top:g}" y2="{bottom:g}"/>')
         parts.append(f'<text x="{at}" y="{bottom + 14:g}" class="mid">{x_text(tick)}</text>')
-    for tick in y.ticks() if y_text else ():
+    y_ticks = [(y.at(tick), y_text(tick)) for tick in y.ticks()] if y_text is not None else []
+    for height, text in y_ticks:
         at = f"{y.at(tick):.1f}"
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{at}" dy="4" class="end">{y_text(tick)}</text>')
@@ -224,5 +227,6 @@ def _box(start: float, end: float, top: float, height: float, classes: str, tip:
         return ""
     return (
         f'<rect class="{classes}" x="{start:.2f}" y="{top:.2f}" '
-        f'width="{max(end - start, 0.4):.2f}" height="{height:.2f}"><title>{escape(tip)}</title></rect>'
+        f'width="{max(end - start, 0.4):.2f}" height="{height:.2f}">'
+        f"<title>{escape(tip)}</title></rect>"
     )

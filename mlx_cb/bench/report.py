@@ -6,7 +6,7 @@ Owns the JSON layout (`FORMAT`). Knows nothing about terminals or HTML.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ _STEPS = 4096
 Report = dict[str, Any]
 
 
-def new_report(environment: dict[str, object], models: dict[str, object]) -> Report:
+def new_report(environment: dict[str, object], models: Mapping[str, object]) -> Report:
     """A report without runs."""
     return {
         "format": FORMAT,
@@ -69,7 +69,7 @@ def direct_entry(name: str, model: str, figures: dict[str, dict[str, Any]]) -> d
 def gate_entry(judged: GateResult, report: Report) -> dict[str, Any]:
     """A judged gate, as it goes into `gates`, with the same figure of ours, P and T beside it."""
     value = judged.gate.value
-    entry = msgspec.to_builtins(judged)
+    entry: dict[str, Any] = msgspec.to_builtins(judged)
     servers = measured(report)[value.run].servers if value.run in measured(report) else {}
     figures = {label: look_up(own, value.metric) for label, own in servers.items()}
     figures["ours"] = figures.get(value.of)

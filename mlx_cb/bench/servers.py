@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -95,7 +96,8 @@ def free_port() -> int:
     """A TCP port nobody listens on right now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class RunningServer:
@@ -115,7 +117,7 @@ class RunningServer:
         port = free_port()
         self.endpoint = Endpoint("127.0.0.1", port, "", False)
         self.command = spec.command(port)
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         self.process = subprocess.Popen(
             self.command, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -130,7 +132,7 @@ class RunningServer:
         await self._until(deadline_s, self._says_something)
         return Startup(healthy_s, time.monotonic() - self.started)
 
-    async def _until(self, deadline_s: float, condition) -> float:
+    async def _until(self, deadline_s: float, condition: Callable[[], Awaitable[bool]]) -> float:
         while not await condition():
             if self.process is not None and self.process.poll() is not None:
                 raise MlxCbError(f"{self.spec.label} ended at once: {self.log_tail()}")
@@ -231,7 +233,8 @@ def _listener(endpoint: Endpoint) -> int | None:
     for connection in connections:
         is_there = connection.laddr and connection.laddr.port == endpoint.port
         if is_there and connection.status == psutil.CONN_LISTEN:
-            return connection.pid
+            pid: int | None = connection.pid
+            return pid
     return None
 
 

@@ -11,8 +11,9 @@ import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -41,7 +42,7 @@ class Models:
         """Raises InvalidRequest for an unknown form."""
         if form not in ("float32", "quantized", "tiny"):
             raise InvalidRequest(f"no model form {form!r}; there are: float32, quantized, tiny")
-        return getattr(self, form)
+        return {"float32": self.float32, "quantized": self.quantized, "tiny": self.tiny}[form]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class SuiteSettings:
         announce: hears the name of each run before it begins, with its place and the total.
     """
 
-    policy: Policy = Policy()
+    policy: Policy = field(default_factory=Policy)
     seed: int = 1
     only: frozenset[str] = frozenset()
     rounds: int | None = None
@@ -71,7 +72,10 @@ def chosen_runs(file: GateFile, only: frozenset[str]) -> list[RunEntry]:
 
 
 async def run_suite(file: GateFile, models: Models, settings: SuiteSettings) -> Report:
-    """Measure everything, one thing at a time. Raises TooBusy before anything is started."""
+    """Measure everything, one thing at a time.
+
+    Raises MachineTooBusyError before anything is started.
+    """
     average = settings.policy.check_before()
     runs = chosen_runs(file, settings.only)
     forms = dict.fromkeys(run.model for run in runs)
@@ -100,7 +104,7 @@ class _Suite:
         self.words = TokenizerWords(models.float32)
         self.fleet = Fleet(self.cores, Conditions(self.words))
 
-    async def measure(self, run: RunEntry) -> dict:
+    async def measure(self, run: RunEntry) -> dict[str, Any]:
         measures = {
             "load": self.load,
             "startup": self.startup,
@@ -128,7 +132,7 @@ class _Suite:
         fields = tuple(run.fields.items())
         return Conditions(self.words, rounds=rounds, seed=self.settings.seed, fields=fields)
 
-    async def load(self, run: RunEntry) -> dict:
+    async def load(self, run: RunEntry) -> dict[str, Any]:
         servers = await self.fleet.bring_up(self.specs(run))
         workload = make(run.workload, run.parameters)
         comparison = await compare(
@@ -136,7 +140,7 @@ class _Suite:
         )
         return report.comparison_entry(comparison, run.model)
 
-    async def startup(self, run: RunEntry) -> dict:
+    async def startup(self, run: RunEntry) -> dict[str, Any]:
         """Start each server alone, in turn, and time its first token."""
         self.fleet.stop()  # nothing else may run beside a start
         rounds: dict[str, list[Figures]] = {label: [] for label in run.servers}
@@ -150,7 +154,7 @@ class _Suite:
         figures = {label: merge(times) for label, times in rounds.items()}
         return report.direct_entry(run.name, run.model, figures)
 
-    async def disconnect(self, run: RunEntry) -> dict:
+    async def disconnect(self, run: RunEntry) -> dict[str, Any]:
         """Median over the rounds of the steps a server still runs for a client that has gone."""
         servers = await self.fleet.bring_up(self.specs(run))
         figures = {}
@@ -162,7 +166,7 @@ class _Suite:
             figures[server.spec.label] = merge(rounds)
         return report.direct_entry(run.name, run.model, figures)
 
-    async def host(self, run: RunEntry) -> dict:
+    async def host(self, run: RunEntry) -> dict[str, Any]:
         """Run `host.py` alone: in a fresh process, and with no server up."""
         self.fleet.stop()
         command = [sys.executable, "-m", "mlx_cb.bench.host", str(self.models.folder(run.model))]

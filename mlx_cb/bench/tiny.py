@@ -78,7 +78,8 @@ def _weights(
     """Arrays under mlx-lm's names, all fp32."""
 
     def random(*shape: int) -> np.ndarray:
-        return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+        scaled: np.ndarray = rng.standard_normal(shape) / np.sqrt(shape[-1])
+        return scaled.astype(np.float32)
 
     embedding = np.zeros((vocabulary, HIDDEN), dtype=np.float32)
     embedding[word_ids] = _SPREAD * rng.standard_normal((len(word_ids), HIDDEN))

@@ -85,16 +85,22 @@ def _measuring_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+class _Stopped(click.ClickException):
+    """An error on purpose, for people."""
+
+    def __init__(self, error: MlxCbError) -> None:
+        super().__init__(error.message)
+        self.exit_code = error.exit_code  # type: ignore[misc]  # click declares it on the class
+
+
 class _PlainErrors(click.Group):
-    """Turns an error on purpose into one line for people, with its exit code."""
+    """Turns an error on purpose into one line and its exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except MlxCbError as error:
-            failure = click.ClickException(error.message)
-            failure.exit_code = error.exit_code
-            raise failure from error
+            raise _Stopped(error) from error
 
 
 @click.group("bench", cls=_PlainErrors)
@@ -164,10 +170,9 @@ def suite(
     """Measure every goal of the gates file and print ours, P, T and the limit for each."""
     from mlx_cb.bench import gates
     from mlx_cb.bench.measuring import Policy
+    from mlx_cb.bench.servers import float32_copy
     from mlx_cb.bench.suite import Models, SuiteSettings, run_suite
     from mlx_cb.bench.tiny import tiny_model
-
-    from mlx_cb.bench.servers import float32_copy
 
     file = gates.read_gates(gate or gates.SHIPPED)
     console = Console()

@@ -9,7 +9,7 @@ from mlx_cb.bench import measuring
 from mlx_cb.bench.calls import Run
 from mlx_cb.bench.compare import Conditions, Outcome, compare, equality, merge
 from mlx_cb.bench.environment import LoadWatch
-from mlx_cb.bench.measuring import Policy, TooBusy, conclude
+from mlx_cb.bench.measuring import MachineTooBusyError, Policy, conclude
 from mlx_cb.bench.prompts import CommonWords
 from mlx_cb.bench.servers import Cores, Kind, RunningServer, ServerSpec
 from mlx_cb.bench.workloads import make
@@ -86,7 +86,7 @@ def test_rounds_merge_to_medians_and_failures_add_up():
 
 def test_a_busy_machine_is_refused_before_anything_starts(monkeypatch):
     monkeypatch.setattr(measuring.os, "getloadavg", lambda: (2.01, 0.0, 0.0))
-    with pytest.raises(TooBusy, match=r"load average is 2\.01"):
+    with pytest.raises(MachineTooBusyError, match=r"load average is 2\.01"):
         Policy().check_before()
     assert Policy(allow_load=True).check_before() == 2.01
 

@@ -39,8 +39,7 @@ def invoke(stub, tmp_path):
         command = ["run", stub.url, "--workload", "churn", "--rounds", "2", "--allow-load"]
         command += ["--param", "calls=8", "--param", "streams=2", "--pin", "off"]
         command += ["--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html")]
-        result = CliRunner().invoke(bench, [*command, *more])
-        return result
+        return CliRunner().invoke(bench, [*command, *more])
 
     run.folder = tmp_path
     return run

@@ -32,7 +32,8 @@ def test_median_of_an_even_number_lies_between():
 
 def test_linear_fit_finds_the_line_it_was_made_from():
     rows, context = [1, 8, 16, 32, 8], [10, 900, 50, 3000, 20]
-    fit = linear_fit([rows, context], [3 + 2 * r + 0.5 * c for r, c in zip(rows, context)])
+    target = [3 + 2 * r + 0.5 * c for r, c in zip(rows, context, strict=True)]
+    fit = linear_fit([rows, context], target)
     assert fit.coefficients == pytest.approx([3, 2, 0.5])
     assert fit.r2 == pytest.approx(1.0)
 

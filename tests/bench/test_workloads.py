@@ -1,6 +1,7 @@
 """Plans are decided by parameters and seed, and are shaped as their docstrings say."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -166,7 +167,7 @@ def test_poisson_refuses_an_unknown_mix():
 def test_bursts_have_the_same_rate_and_more_variance():
     def gaps(shape):
         times = arrival_times(random.Random(1), 1.0, 20_000, shape)
-        return [b - a for a, b in zip(times, times[1:], strict=False)]
+        return [b - a for a, b in pairwise(times)]
 
     def variation(values):
         mean = sum(values) / len(values)

@@ -67,11 +67,11 @@ def make(name: str, parameters: Mapping[str, object]) -> Workload:
     if digits:
         given["streams"] = digits
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    values = {}
+    values: dict[str, object] = {}
     for key, value in given.items():
         if key not in fields:
             raise InvalidRequest(f"{base} has no parameter {key!r}; it has: {', '.join(fields)}")
-        kind = type(fields[key].default)
+        kind: type = type(fields[key].default)
         try:
             values[key] = kind(value)
         except ValueError as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from mlx_cb.bench.calls import Call, CallRecord, Lane, Milestone, Plan, Prompt, Run
 from mlx_cb.bench.distributions import AGENT_STEP
@@ -80,7 +82,7 @@ def _gaps(records: list[CallRecord], start: float, end: float) -> list[float]:
     return [
         after - before
         for record in records
-        for before, after in zip(record.chunk_times_s, record.chunk_times_s[1:], strict=False)
+        for before, after in pairwise(record.chunk_times_s)
         if after > start and before < end
     ]
 
@@ -112,7 +114,7 @@ class Fim(Workload):
             lanes.append(Lane(calls, starts_at_s=rng.uniform(0.0, self.pause_s)))
         return Plan(lanes)
 
-    def _burst(self, rng: random.Random, user: str, next_seed) -> list[Call]:
+    def _burst(self, rng: random.Random, user: str, next_seed: Callable[[], int]) -> list[Call]:
         tokens = max(8, round(rng.randint(self.prompt_low, self.prompt_high) / self.scale))
         kept, kept_seed = round(tokens * self.kept), next_seed()
         calls = []
