@@ -208,7 +208,7 @@ def _frame(x: Axis, y: Axis, x_label: str, x_text: _Text, y_text: _Text | None) 
     for height, text in y_ticks:
         at = f"{y.at(tick):.1f}"
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{at}" dy="4" class="end">{y_text(tick)}</text>')
+        parts.append(f'<text x="{LEFT - 6}" y="{at}" dy="4" class="end">{text}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text x="{middle:g}" y="{bottom + 28:g}" class="mid">{escape(x_label)}</text>')
     return "".join(parts)

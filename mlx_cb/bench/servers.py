@@ -20,6 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO
 
+import msgspec
 import psutil
 
 from mlx_cb.bench.exchange import Endpoint, exchange, get_json_bytes
@@ -242,9 +243,10 @@ def float32_copy(model: Path, cache: Path) -> Path:
     """Folder with the model's weights as plain fp32, made once with mlx-lm's own converter.
 
     Both engines read the same files then, and batching can show on a CPU: quantized matrix
-    products there work row by row. Raises MlxCbError when the conversion fails.
+    products there work row by row. The copy never ends its turn (`never_end`), so that output
+    lengths are the limits asked for. Raises MlxCbError when the conversion fails.
     """
-    folder = cache / f"{model.resolve().name}-float32"
+    folder = cache / f"{model.resolve().name}-float32-endless"
     if (folder / "config.json").is_file():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
@@ -256,7 +258,29 @@ def float32_copy(model: Path, cache: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise MlxCbError(f"cannot make an fp32 copy of {model}: {done.stderr.strip()[-500:]}")
+    never_end(partial)
     with contextlib.suppress(FileExistsError, OSError):
         # Another run may have finished first; its copy is as good.
         partial.rename(folder)
     return folder
+
+
+def never_end(folder: Path) -> None:
+    """Name a special token that a model hardly ever says as the end of its turn.
+
+    mlx_lm.server cannot be told to ignore the end-of-sequence token; both servers take it from
+    these files. Of the tokenizer's special tokens the last one counts as hardly ever said; with
+    no other than the present ones, nothing is changed.
+    """
+    tokenizer = msgspec.json.decode((folder / "tokenizer.json").read_bytes())
+    special = [token["id"] for token in tokenizer.get("added_tokens", []) if token["special"]]
+    for name in ("config.json", "generation_config.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        content = msgspec.json.decode(path.read_bytes())
+        named = {content.get(f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+        spare = [token_id for token_id in special if token_id not in named]
+        if spare:
+            content["eos_token_id"] = spare[-1]
+            path.write_bytes(msgspec.json.encode(content))

@@ -1,12 +1,13 @@
 """Starting, waiting for, telling apart and stopping servers."""
 
 import asyncio
+import json
 import sys
 
 import psutil
 import pytest
 
-from mlx_cb.bench.servers import Cores, Kind, RunningServer, ServerSpec
+from mlx_cb.bench.servers import Cores, Kind, RunningServer, ServerSpec, never_end
 from mlx_cb.errors import MlxCbError
 
 SERVE = """
@@ -94,6 +95,21 @@ def test_cores(monkeypatch, cores, policy, client, server):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: cores, raising=False)
     chosen = Cores.choose(policy)
     assert (chosen.client, chosen.server) == (client, server)
+
+
+def test_a_measuring_copy_never_ends_its_turn(tmp_path):
+    added = [{"id": n, "special": True} for n in range(5)] + [{"id": 9, "special": False}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2, "bos_token_id": 1}))
+    never_end(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text()) == {
+        "eos_token_id": 4,
+        "bos_token_id": 1,
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added[1:3]}))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2, "bos_token_id": 1}))
+    never_end(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == 2
 
 
 @pytest.mark.slow
