@@ -206,7 +206,7 @@ def _frame(x: Axis, y: Axis, x_label: str, x_text: _Text, y_text: _Text | None) 
         parts.append(f'<text x="{at}" y="{bottom + 14:g}" class="mid">{x_text(tick)}</text>')
     y_ticks = [(y.at(tick), y_text(tick)) for tick in y.ticks()] if y_text is not None else []
     for height, text in y_ticks:
-        at = f"{y.at(tick):.1f}"
+        at = f"{height:.1f}"
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{at}" dy="4" class="end">{text}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2

@@ -156,6 +156,14 @@ class TestPlots:
         assert plots.Axis(0, 10, 0, 1).ticks() == [0, 2, 4, 6, 8, 10]
         assert plots.Axis(0.9, 110, 0, 1, is_log=True).ticks()[:4] == [1, 10, 100]
 
+    def test_labels_of_the_value_axis_stand_at_their_heights(self):
+        plot = plots.curves("t", [plots.Series("s", [(0.0, 0.0), (1.0, 10.0)], 0)], "tokens")
+        labels = re.findall(r'y="([\d.]+)" dy="4" class="end">([\d.]+)<', plot)
+        heights = {float(text): float(height) for height, text in labels}
+        assert heights[0.0] == plots.HEIGHT - plots.BOTTOM
+        assert heights[10.0] == plots.TOP
+        assert len(set(heights.values())) == len(heights) == 6
+
     def test_distribution_ends_at_all(self):
         assert plots.ecdf([3.0, 1.0]) == [(1.0, 0.5), (3.0, 1.0)]
 
