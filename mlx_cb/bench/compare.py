@@ -28,6 +28,10 @@ from mlx_cb.bench.workloads.base import Workload
 from mlx_cb.bench.workloads.closed import Steady
 
 STEPS = 4096
+_STEP_FIELDS = (
+    *("step", "started", "seconds", "predicted_seconds"),
+    *("rows_decode", "rows_prefill", "context_sum", "num_waiting", "blocks_used"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,8 @@ async def journal(server: RunningServer, run: Run) -> list[dict[str, float]]:
     content = msgspec.json.decode(answer.body)
     steps = content.get("steps", []) if isinstance(content, dict) else content
     # A step that is still running has no measured time yet.
-    return [s for s in steps if s["started"] >= run.began and s["seconds"] is not None]
+    finished = (s for s in steps if s["started"] >= run.began and s["seconds"] is not None)
+    return [{name: step[name] for name in _STEP_FIELDS if name in step} for step in finished]
 
 
 def equality(outcomes: Sequence[Outcome]) -> tuple[float | None, float | None]:
@@ -169,7 +174,8 @@ def equality(outcomes: Sequence[Outcome]) -> tuple[float | None, float | None]:
         for call in set(by_call[0]).intersection(*by_call[1:]):
             same = [records[call] for records in by_call]
             total += 1
-            texts += len({record.text for record in same}) == 1
+            # mlx_lm.server leaves out the space before the first word.
+            texts += len({record.text.lstrip() for record in same}) == 1
             lengths += len({record.output_tokens for record in same}) == 1
     return (texts / total, lengths / total) if total else (None, None)
 

@@ -34,6 +34,7 @@ svg{width:100%;height:auto}svg text{font-size:11px;fill:var(--soft)}
 .line{fill:none;stroke-width:1.8}.wait{opacity:.28}.stall{fill:var(--bad)}
 .key span{display:inline-block;margin-right:1.1rem}.key i{display:inline-block;width:.8rem;
 height:.8rem;border-radius:2px;margin-right:.35rem;vertical-align:-1px}
+.goals :is(td,th):is(:nth-child(2),:nth-last-child(-n+2)){text-align:left}
 details{margin:.8rem 0}pre{white-space:pre-wrap;font-size:12px}
 """
 _COLOURS = "".join(
@@ -76,10 +77,9 @@ def _verdict(report: Report) -> str:
 def _gates(gates: Sequence[dict[str, Any]]) -> str:
     if not gates:
         return ""
-    rows = [(gate["passed"], gate_cells(gate)) for gate in gates]
-    return "<h2>Goals</h2>" + _table(
-        GATE_COLUMNS, (cells for _, cells in rows), [not passed for passed, _ in rows]
-    )
+    rows = [[*gate_cells(gate), gate["reason"]] for gate in gates]
+    table = _table([*GATE_COLUMNS, ""], rows, [not gate["passed"] for gate in gates])
+    return f'<h2>Goals</h2><div class="goals">{table}</div>'
 
 
 def _run(run: dict[str, Any]) -> str:

@@ -106,9 +106,14 @@ class PromptMaker:
         return self._conversations[prompt.conversation] + self._words(prompt.fresh, prompt.seed)
 
     def said(self, prompt: Prompt, text: str, answer: str) -> None:
-        """Remember a turn, when the prompt belongs to a conversation."""
+        """Remember a turn, when the prompt belongs to a conversation.
+
+        mlx_lm.server leaves out the space before an answer's first word. It is put back: without it
+        the next turn would not begin with the tokens that are in the server's cache.
+        """
         if prompt.conversation is not None:
-            self._conversations[prompt.conversation] = text + answer
+            joint = " " if answer[:1].isalnum() else ""
+            self._conversations[prompt.conversation] = text + joint + answer
 
     def _words(self, count: int, seed: int) -> str:
         rng = random.Random(seed)

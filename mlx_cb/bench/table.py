@@ -146,7 +146,7 @@ def gate_cells(gate: dict[str, Any]) -> list[str]:
         "–" if gate["actual"] is None else f"{gate['actual']:.4g} {unit}".strip(),
         f"{'≥' if is_minimum else '≤'} {threshold:g} {unit}".strip(),
         limit,
-        "pass" if gate["passed"] else f"FALLS SHORT: {gate['reason']}",
+        "pass" if gate["passed"] else "FALLS SHORT",
     ]
 
 

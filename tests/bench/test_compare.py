@@ -66,6 +66,8 @@ def test_equality_is_counted_per_call():
 
     assert equality([outcome("A", same), outcome("B", same)]) == (1.0, 1.0)
     assert equality([outcome("A", same), outcome("B", other)]) == (0.0, 1.0)
+    spaced = record([1.0, 2.0], text=" ab")
+    assert equality([outcome("A", same), outcome("B", spaced)]) == (1.0, 1.0)
     assert equality([outcome("A", same), outcome("B", shorter)]) == (0.0, 0.0)
     failed = record([1.0, 2.0], text="ab", failure="cut")
     assert equality([outcome("A", same), outcome("B", failed)]) == (None, None)

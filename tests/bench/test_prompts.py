@@ -58,11 +58,12 @@ def test_shared_tokens_come_first_and_are_the_same(words):
     assert first[40:] != second[40:]
 
 
-def test_a_conversation_grows_by_answers_and_fresh_words(words):
+@pytest.mark.parametrize("answer", [" aba", "aba"])
+def test_a_conversation_grows_by_answers_and_fresh_words(words, answer):
     maker = PromptMaker(words)
     opening = Prompt(20, 1, conversation="c")
     text = maker.text(opening)
-    maker.said(opening, text, " aba")
+    maker.said(opening, text, answer)
     following = maker.text(Prompt(6, 2, conversation="c"))
     assert following.startswith(text + " aba")
     assert words.count(following) == 20 + 1 + 6
