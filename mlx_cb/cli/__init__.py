@@ -15,6 +15,7 @@ import click
 from mlx_cb.errors import MlxCbError
 
 COMMANDS = {
+    "bench": "Measure a server, compare it with a peer, check goals.",
     "serve": "Serve a model over HTTP to many clients at once.",
 }
 INTERRUPTED = 130
