@@ -44,7 +44,7 @@ class _Chunk:
 
 
 class ReferenceBackend(AttentionBackend):
-    """Gather, two matrix products and an online-free softmax, in float32 where it matters."""
+    """Gather, two matrix products and a softmax between them, the softmax in float32."""
 
     name = "reference"
 
@@ -52,12 +52,13 @@ class ReferenceBackend(AttentionBackend):
         self.block_size = block_size
         self._groups: list[_DecodeGroup] = []
         self._chunks: list[_Chunk] = []
+        self._masks: dict[tuple[int, int | None], mx.array] = {}
 
     def begin(self, metadata: AttentionMetadata) -> None:
         """Prepare the index arrays that all layers share; see AttentionBackend."""
         super().begin(metadata)
         seq_lens, tables = metadata.seq_lens, metadata.block_tables
-        self._groups = []
+        self._groups, self._masks = [], {}
         for start, stop in group_decodes(seq_lens[: metadata.num_decodes]):
             num_blocks = -(-int(seq_lens[stop - 1]) // self.block_size)
             table = mx.array(tables[start:stop, :num_blocks])
@@ -91,13 +92,10 @@ class ReferenceBackend(AttentionBackend):
         q = queries[group.start : group.stop].reshape(rows, heads, -1, layer.spec.key_dim)
         keys, values = self._gather(layer, group.block_table)
         scores = (q @ keys.swapaxes(-1, -2)).astype(mx.float32)  # (rows, Hkv, G, context)
-        context = mx.arange(scores.shape[-1])
-        visible = context < group.seq_lens
-        if layer.spec.window is not None:
-            visible = visible & (context >= group.seq_lens - layer.spec.window)
-        weights = _softmax2(mx.where(visible, scores, MASKED), sinks)
-        output = weights.astype(values.dtype) @ values
-        return output.reshape(rows, -1, layer.spec.value_dim)
+        mask = self._mask(group.start, group.seq_lens - 1, scores.shape[-1], layer.spec.window)
+        weights, total = _exponentials(scores + mask, sinks)
+        output = (weights.astype(values.dtype) @ values) / total
+        return output.astype(queries.dtype).reshape(rows, -1, layer.spec.value_dim)
 
     def _attend_chunk(
         self, layer: KVLayer, queries: mx.array, chunk: _Chunk, sinks: mx.array | None
@@ -109,16 +107,24 @@ class ReferenceBackend(AttentionBackend):
         keys, values = (array[0] for array in self._gather(layer, chunk.block_table))
         scores = (q @ keys.swapaxes(-1, -2)).astype(mx.float32)  # (Hkv, rows * G, context)
         scores = scores.reshape(heads, rows, group_size, -1)
-        context = mx.arange(scores.shape[-1])
-        visible = context <= chunk.positions
-        if layer.spec.window is not None:
-            visible = visible & (context > chunk.positions - layer.spec.window)
+        mask = self._mask(chunk.start, chunk.positions, scores.shape[-1], layer.spec.window)
         if sinks is not None:
             sinks = sinks[:, None]
-        weights = _softmax2(mx.where(visible, scores, MASKED), sinks)
+        weights, total = _exponentials(scores + mask, sinks)
         weights = weights.astype(values.dtype).reshape(heads, rows * group_size, -1)
-        output = (weights @ values).reshape(heads, rows, group_size, -1)
-        return output.swapaxes(0, 1).reshape(rows, heads * group_size, -1)
+        output = (weights @ values).reshape(heads, rows, group_size, -1) / total
+        return output.astype(queries.dtype).swapaxes(0, 1).reshape(rows, heads * group_size, -1)
+
+    def _mask(self, start: int, positions: mx.array, num_keys: int, window: int | None) -> mx.array:
+        """What to add to the scores of the rows from `start` on, made once per step and window."""
+        key = (start, window)
+        if key not in self._masks:
+            context = mx.arange(num_keys)
+            visible = context <= positions
+            if window is not None:
+                visible = visible & (context > positions - window)
+            self._masks[key] = mx.where(visible, 0.0, MASKED)
+        return self._masks[key]
 
     def _gather(self, layer: KVLayer, block_table: mx.array) -> tuple[mx.array, mx.array]:
         """Contiguous keys and values (rows, Hkv, blocks * block_size, dim) of a block table."""
@@ -134,19 +140,21 @@ class ReferenceBackend(AttentionBackend):
         return gathered[0], gathered[1]
 
 
-def _softmax2(scores: mx.array, sinks: mx.array | None) -> mx.array:
-    """Softmax over the last axis of scores that are already multiplied by log2(e).
+def _exponentials(scores: mx.array, sinks: mx.array | None) -> tuple[mx.array, mx.array]:
+    """Unnormalised softmax weights over the last axis, and what to divide by.
 
-    Powers of two are what the Metal kernels use, and more than twice as fast as MLX's exp on a CPU.
+    Scores are already multiplied by log2(e): powers of two are what the Metal kernels use, and
+    more than twice as fast as MLX's exp on a CPU. Dividing the output is less work than dividing
+    the weights.
     """
     peak = mx.max(scores, axis=-1, keepdims=True)
-    if sinks is None:
-        weights = mx.power(2.0, scores - peak)
-        return weights / mx.sum(weights, axis=-1, keepdims=True)
-    peak = mx.maximum(peak, sinks)
+    if sinks is not None:
+        peak = mx.maximum(peak, sinks)
     weights = mx.power(2.0, scores - peak)
-    total = mx.sum(weights, axis=-1, keepdims=True) + mx.power(2.0, sinks - peak)
-    return weights / total
+    total = mx.sum(weights, axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + mx.power(2.0, sinks - peak)
+    return weights, total
 
 
 def group_decodes(seq_lens: np.ndarray) -> list[tuple[int, int]]:
