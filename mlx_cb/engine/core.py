@@ -62,7 +62,9 @@ class EngineCore:
         pool = BlockPool(num_blocks(config, self.cache_spec))
         kv_cache = KVCacheManager(pool, block_size, prefix_cache=config.cache.prefix_cache)
         self.scheduler = Scheduler(config.scheduler, kv_cache, clock=clock)
-        self.runner = ModelRunner(loaded.model, self.cache_spec, block_size=block_size)
+        self.runner = ModelRunner(
+            loaded.model, self.cache_spec, block_size=block_size, max_blocks=pool.capacity
+        )
         self.max_request_tokens = min(loaded.max_model_len, pool.capacity * block_size)
 
     @classmethod

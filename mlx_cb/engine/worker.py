@@ -6,6 +6,7 @@ One thread does everything, because a lazy MLX array made in one thread raises i
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import socket
@@ -49,6 +50,9 @@ class Worker:
         except MlxCbError as error:
             self._channel.send(LoadFailed(type(error).__name__, error.message))
             return
+        # What is here now stays: without it in the collector's way, steps have no long pauses.
+        gc.collect()
+        gc.freeze()
         self._channel.send(Ready(self._core.info()))
         while not self._stopping:
             for message in self._channel.receive(wait=not self._core.has_work):

@@ -27,8 +27,8 @@ from mlx_cb.model.cache_spec import CacheSpec
 from mlx_cb.model.forward_batch import ForwardBatch, PreviousTokens
 from mlx_cb.model.sampler import SampleRow
 
-GROWTH = 1.25  # of the storage, so that growing stays rare
-MIN_GROWTH = 64  # blocks
+GROWTH = 1.5  # of the storage: growing copies it, so it has to stay rare
+MIN_GROWTH = 128  # blocks
 
 
 @dataclass(slots=True)
@@ -63,8 +63,11 @@ class LaunchedStep:
 class ModelRunner:
     """Runs plans. All calls come from the thread that loaded the model."""
 
-    def __init__(self, model: nn.Module, spec: CacheSpec, *, block_size: int) -> None:
+    def __init__(
+        self, model: nn.Module, spec: CacheSpec, *, block_size: int, max_blocks: int
+    ) -> None:
         self.model = model
+        self.max_blocks = max_blocks
         self.storage = KVStorage(list(spec.layers), block_size)
         self.backend: AttentionBackend = ReferenceBackend(block_size)
         self.caches = [PagedKVCache(layer, self.backend) for layer in self.storage.layers]
@@ -115,7 +118,8 @@ class ModelRunner:
         highest = max(max(table) for table in [*tables, plan.pad_table or [0]])
         have = self.storage.num_blocks
         if highest >= have:
-            self.storage.resize(max(highest + 1, int(have * GROWTH), have + MIN_GROWTH))
+            wanted = max(highest + 1, int(have * GROWTH), have + MIN_GROWTH)
+            self.storage.resize(max(highest + 1, min(wanted, self.max_blocks)))
 
     def collect(self, step: LaunchedStep) -> tuple[list[SampledToken], float]:
         """Wait for a step; returns one token per `plan.sampling()` and the seconds it took."""
