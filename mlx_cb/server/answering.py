@@ -141,6 +141,32 @@ class Endpoint:
         await send_whole(send, Whole(answer.body, answer.status, answer.media_type, headers))
 
 
+class JsonEndpoint:
+    """An ASGI application that answers a body with a body, without the engine."""
+
+    def __init__(
+        self,
+        front: Front,
+        answer: Callable[[bytes, Front], Awaitable[bytes]],
+        error: Callable[[MlxCbError, str], Whole],
+    ) -> None:
+        self._front = front
+        self._answer = answer
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await read_body(scope, receive, self._front.config.max_body_bytes)
+            made = Whole(await self._answer(body, self._front))
+        except ClientGone:
+            return
+        except MlxCbError as error:
+            refused = self._error(error, scope["state"]["request_id"])
+            headers = retry_after_headers(error)
+            made = Whole(refused.body, refused.status, refused.media_type, headers)
+        await send_whole(send, made)
+
+
 def retry_after_headers(error: MlxCbError) -> tuple[tuple[bytes, bytes], ...]:
     """`Retry-After` in whole seconds; every 429 and 503 has one, or some clients give up."""
     seconds = error.retry_after

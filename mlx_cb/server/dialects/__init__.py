@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from starlette.routing import BaseRoute, Route
 
-from mlx_cb.server.dialects import models, openai_chat, openai_completions
+from mlx_cb.server.dialects import (
+    anthropic_messages,
+    models,
+    openai_chat,
+    openai_completions,
+)
 from mlx_cb.server.front import Front
 
-_GENERATING = (openai_chat, openai_completions)
+_GENERATING = (openai_chat, openai_completions, anthropic_messages)
 _LISTING = (models,)
 
 
