@@ -21,6 +21,7 @@ from mlx_cb.server.front import Front
 from mlx_cb.server.generate_input import GenerateInput
 from mlx_cb.server.generation import Generation
 from mlx_cb.server.streaming import (
+    COMMENT,
     EVENT_STREAM,
     Stream,
     Whole,
@@ -49,20 +50,22 @@ class Dialect:
     """An API's shapes.
 
     Attributes:
-        parse: body to `GenerateInput`; raises InvalidRequest.
+        parse: body to `GenerateInput`, or to the answer if nothing has to be generated;
+            raises InvalidRequest.
         whole: events to the complete answer's body.
         stream: events to frames, each of them whole events, the last one ending the stream.
         error: an error as status and body; used before anything was sent.
         stream_error: the same as the last frame of a stream.
+        keep_alive: what to send while nothing else was sent for a while.
     """
 
-    parse: Callable[[bytes, Front], GenerateInput]
+    parse: Callable[[bytes, Front], GenerateInput | Whole]
     whole: Callable[[Answering], Awaitable[bytes]]
     stream: Callable[[Answering], AsyncIterator[bytes]]
     error: Callable[[MlxCbError, str], Whole]
     stream_error: Callable[[MlxCbError, str], bytes]
     media_type: bytes = EVENT_STREAM
-    keep_alive: bytes = b": keep-alive\n\n"
+    keep_alive: Callable[[Answering], bytes] = lambda answering: COMMENT
 
 
 class Endpoint:
@@ -82,6 +85,9 @@ class Endpoint:
             return
         except MlxCbError as error:
             await self._refuse(send, error, request_id)
+            return
+        if isinstance(given, Whole):
+            await send_whole(send, given)
             return
         work = self._answer(given, request_id, scope, send)
         await run_until_disconnect(receive, work, front.open_answers)
@@ -117,7 +123,7 @@ class Endpoint:
     async def _stream(self, answering: Answering, send: Send) -> None:
         """Everything after the status line: from here errors go into the stream."""
         dialect, front = self._dialect, self._front
-        stream = Stream(dialect.stream(answering), dialect.media_type, dialect.keep_alive)
+        stream = Stream(dialect.stream(answering), dialect.keep_alive(answering))
         await start_stream(send, dialect.media_type)
         last = b""
         try:

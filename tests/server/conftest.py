@@ -77,6 +77,9 @@ class LiveServer:
     def get(self, path: str, **options: Any) -> httpx2.Response:
         return self._client.get(self.url + path, **options)
 
+    def request(self, method: str, path: str, **options: Any) -> httpx2.Response:
+        return self._client.request(method, self.url + path, **options)
+
     def chat(self, content: str = "hello", **fields: Any) -> httpx2.Response:
         """A chat with one user message."""
         messages = [{"role": "user", "content": content}]

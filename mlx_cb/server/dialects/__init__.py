@@ -10,13 +10,15 @@ from starlette.routing import BaseRoute, Route
 from mlx_cb.server.dialects import (
     anthropic_messages,
     models,
+    ollama,
+    ollama_models,
     openai_chat,
     openai_completions,
 )
 from mlx_cb.server.front import Front
 
-_GENERATING = (openai_chat, openai_completions, anthropic_messages)
-_LISTING = (models,)
+_GENERATING = (openai_chat, openai_completions, anthropic_messages, ollama)
+_LISTING = (models, ollama_models)
 
 
 def routes(front: Front) -> list[BaseRoute]:

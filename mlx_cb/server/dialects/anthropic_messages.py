@@ -280,7 +280,7 @@ DIALECT = Dialect(
     stream,
     error_answer,
     stream_error,
-    keep_alive=b'event: ping\ndata: {"type":"ping"}\n\n',
+    keep_alive=lambda answering: _frame("ping", {}),
 )
 
 
