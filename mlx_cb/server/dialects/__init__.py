@@ -14,10 +14,11 @@ from mlx_cb.server.dialects import (
     ollama_models,
     openai_chat,
     openai_completions,
+    openai_responses,
 )
 from mlx_cb.server.front import Front
 
-_GENERATING = (openai_chat, openai_completions, anthropic_messages, ollama)
+_GENERATING = (openai_chat, openai_completions, openai_responses, anthropic_messages, ollama)
 _LISTING = (models, ollama_models)
 
 
