@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
@@ -166,20 +167,19 @@ class Front:
         return room if params.max_tokens is None else min(room, params.max_tokens)
 
     def _check_ids(self, given: GenerateInput) -> None:
-        size = self.model_info.vocab_size
         for prompt in given.prompts:
-            if isinstance(prompt, list) and not all(0 <= i < size for i in prompt):
-                raise InvalidRequest(
-                    f"prompt: token ids must be between 0 and {size - 1}", param="prompt"
-                )
-        for name, ids in (
-            ("logit_bias", [token_id for token_id, _ in given.params.logit_bias]),
-            ("stop_token_ids", given.params.stop_token_ids),
-        ):
-            if any(token_id >= size for token_id in ids):
-                raise InvalidRequest(
-                    f"{name}: token ids must be between 0 and {size - 1}", param=name
-                )
+            if isinstance(prompt, list):
+                self.check_token_ids(prompt, "prompt")
+        self.check_token_ids([token_id for token_id, _ in given.params.logit_bias], "logit_bias")
+        self.check_token_ids(given.params.stop_token_ids, "stop_token_ids")
+
+    def check_token_ids(self, ids: Sequence[int], param: str) -> None:
+        """Raises InvalidRequest when an id is not in the model's vocabulary."""
+        size = self.model_info.vocab_size
+        if not all(0 <= token_id < size for token_id in ids):
+            raise InvalidRequest(
+                f"{param}: token ids must be between 0 and {size - 1}", param=param
+            )
 
 
 def _forced_start(text: ModelText, choice: ToolChoice) -> str:

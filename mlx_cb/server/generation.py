@@ -118,6 +118,22 @@ class Generation:
             sum(choice.parser.num_reasoning_tokens for choice in self.choices),
         )
 
+    def timings(self) -> dict[str, float]:
+        """llama.cpp's numbers: tokens, milliseconds and speed of prompt and answer."""
+        usage, now = self.usage, time.monotonic()
+        prompt_s = self.first_token_s or now - self.arrived
+        answer_s = max(now - self.arrived - prompt_s, 1e-9)
+        computed = usage.prompt_tokens - usage.cached_tokens
+        return {
+            "prompt_n": computed,
+            "prompt_ms": prompt_s * 1000,
+            "prompt_per_second": computed / max(prompt_s, 1e-9),
+            "predicted_n": usage.completion_tokens,
+            "predicted_ms": answer_s * 1000,
+            "predicted_per_second": usage.completion_tokens / answer_s,
+            "cache_n": usage.cached_tokens,
+        }
+
     async def _pump(self, choice: Choice, queue: asyncio.Queue) -> None:  # type: ignore[type-arg]
         try:
             async for events in self._choice_events(choice):
