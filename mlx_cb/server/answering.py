@@ -143,7 +143,7 @@ class Endpoint:
     async def _refuse(self, send: Send, error: MlxCbError, request_id: str) -> None:
         self._front.metrics.refused.labels(error.code).inc()
         answer = self._dialect.error(error, request_id)
-        headers = retry_after_headers(error)
+        headers = error_headers(error)
         await send_whole(send, Whole(answer.body, answer.status, answer.media_type, headers))
 
 
@@ -168,13 +168,15 @@ class JsonEndpoint:
             return
         except MlxCbError as error:
             refused = self._error(error, scope["state"]["request_id"])
-            headers = retry_after_headers(error)
+            headers = error_headers(error)
             made = Whole(refused.body, refused.status, refused.media_type, headers)
         await send_whole(send, made)
 
 
-def retry_after_headers(error: MlxCbError) -> tuple[tuple[bytes, bytes], ...]:
+def error_headers(error: MlxCbError) -> tuple[tuple[bytes, bytes], ...]:
     """`Retry-After` in whole seconds; every 429 and 503 has one, or some clients give up."""
+    if error.status == 415:
+        return ((b"accept-encoding", b"gzip, deflate"),)
     seconds = error.retry_after
     if seconds is None and error.status in (429, 503):
         seconds = 1.0

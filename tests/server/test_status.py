@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -128,6 +130,34 @@ def test_c079_size_of_the_body(serve: Serve) -> None:
     answer = server.post("/v1/completions", body)
     assert answer.status_code == 413
     assert "3000000" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("identity", bytes)]
+)
+def test_c078_compressed_bodies_are_read(
+    serve: Serve, encoding: str, pack: Callable[[bytes], bytes]
+) -> None:
+    server = serve({"text": "a"}, max_body_bytes=10_000)
+    headers = {"content-encoding": encoding}
+    body = b'{"messages": [{"role": "user", "content": "a"}]}'
+    assert server.post(CHAT, content=pack(body), headers=headers).status_code == 200
+    huge = pack(b'{"prompt": "' + b"x" * 100_000 + b'"}')
+    assert server.post(CHAT, content=huge, headers=headers).status_code == 413
+    if encoding != "identity":
+        for broken in (body, pack(body)[:-4]):
+            answer = server.post(CHAT, content=broken, headers=headers)
+            assert answer.status_code == 400
+            assert encoding in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("encoding", ["zstd", "br", "rot13"])
+def test_c078_other_encodings_are_a_415_that_says_which(serve: Serve, encoding: str) -> None:
+    server = serve({"text": "a"})
+    answer = server.post(CHAT, content=b"(/\xb5/", headers={"content-encoding": encoding})
+    assert answer.status_code == 415
+    assert answer.headers["accept-encoding"] == "gzip, deflate"
+    assert "compressed" in answer.json()["error"]["message"]
 
 
 def test_c080_fields_of_others_are_ignored(serve: Serve) -> None:
