@@ -57,6 +57,7 @@ class Dialect:
         error: an error as status and body; used before anything was sent.
         stream_error: the same as the last frame of a stream.
         keep_alive: what to send while nothing else was sent for a while.
+        request_type: the body's type, for the API's description.
     """
 
     parse: Callable[[bytes, Front], GenerateInput | Whole]
@@ -66,6 +67,7 @@ class Dialect:
     stream_error: Callable[[MlxCbError, str], bytes]
     media_type: bytes = EVENT_STREAM
     keep_alive: Callable[[Answering], bytes] = lambda answering: COMMENT
+    request_type: type | None = None
 
 
 class Endpoint:
@@ -74,6 +76,7 @@ class Endpoint:
     def __init__(self, front: Front, dialect: Dialect) -> None:
         self._front = front
         self._dialect = dialect
+        self.request_type = dialect.request_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = scope["state"]["request_id"]
@@ -155,7 +158,9 @@ class JsonEndpoint:
         front: Front,
         answer: Callable[[bytes, Front], Awaitable[bytes]],
         error: Callable[[MlxCbError, str], Whole],
+        request_type: type | None = None,
     ) -> None:
+        self.request_type = request_type
         self._front = front
         self._answer = answer
         self._error = error

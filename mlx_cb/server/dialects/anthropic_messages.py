@@ -281,6 +281,7 @@ DIALECT = Dialect(
     error_answer,
     stream_error,
     keep_alive=lambda answering: _frame("ping", {}),
+    request_type=MessagesRequest,
 )
 
 
@@ -288,5 +289,7 @@ def endpoints(front: Front) -> dict[str, Endpoint | JsonEndpoint]:
     """Path → endpoint, all of them POST."""
     return {
         "/v1/messages": Endpoint(front, DIALECT),
-        "/v1/messages/count_tokens": JsonEndpoint(front, count_tokens, error_answer),
+        "/v1/messages/count_tokens": JsonEndpoint(
+            front, count_tokens, error_answer, CountRequest
+        ),
     }

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -229,6 +229,10 @@ async def stream(answering: Answering) -> AsyncIterator[bytes]:
         yield b"data: " + encode(_content(answering, text, finish)) + b"\n\n"
 
 
+def _dialect(parse: Callable[[bytes, Front], GenerateInput], kind: type) -> Dialect:
+    return Dialect(parse, whole, stream, error_answer, stream_error, request_type=kind)
+
+
 def routes(front: Front) -> list[BaseRoute]:
     """All of llama.cpp's paths that are not OpenAI's."""
 
@@ -236,23 +240,26 @@ def routes(front: Front) -> list[BaseRoute]:
         return Response(encode(props(front)), media_type="application/json")
 
     posts = {
-        "/tokenize": tokenize,
-        "/detokenize": detokenize,
-        "/apply-template": apply_template,
+        "/tokenize": (tokenize, TokenizeRequest),
+        "/detokenize": (detokenize, DetokenizeRequest),
+        "/apply-template": (apply_template, TemplateRequest),
     }
-    generating = {"/completion": parse_completion, "/infill": parse_infill}
+    generating = {
+        "/completion": (parse_completion, CompletionRequest),
+        "/infill": (parse_infill, InfillRequest),
+    }
     return [
         Route("/props", get_props),
         *(
-            Route(path, JsonEndpoint(front, answer, error_answer), methods=["POST"])
-            for path, answer in posts.items()
+            Route(path, JsonEndpoint(front, answer, error_answer, kind), methods=["POST"])
+            for path, (answer, kind) in posts.items()
         ),
         *(
             Route(
                 path,
-                Endpoint(front, Dialect(parse, whole, stream, error_answer, stream_error)),
+                Endpoint(front, _dialect(parse, kind)),
                 methods=["POST"],
             )
-            for path, parse in generating.items()
+            for path, (parse, kind) in generating.items()
         ),
     ]

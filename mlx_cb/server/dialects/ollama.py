@@ -206,6 +206,7 @@ def _generate_content(text: str, thought: str, calls: list[dict[str, Any]]) -> d
 def _dialect(
     parse: Callable[[bytes, Front], GenerateInput | Whole],
     wrap: Callable[[str, str, list[dict[str, Any]]], dict[str, Any]],
+    request_type: type,
 ) -> Dialect:
     async def whole(answering: Answering) -> bytes:
         lines = _Lines(answering, wrap)
@@ -225,12 +226,14 @@ def _dialect(
     def keep_alive(answering: Answering) -> bytes:
         return _Lines(answering, wrap).line(wrap("", "", [])) + b"\n"
 
-    return Dialect(parse, whole, stream, error_answer, stream_error, NDJSON, keep_alive)
+    return Dialect(
+        parse, whole, stream, error_answer, stream_error, NDJSON, keep_alive, request_type
+    )
 
 
 def endpoints(front: Front) -> dict[str, Endpoint]:
     """Path → endpoint, all of them POST."""
     return {
-        "/api/chat": Endpoint(front, _dialect(parse_chat, _chat_content)),
-        "/api/generate": Endpoint(front, _dialect(parse_generate, _generate_content)),
+        "/api/chat": Endpoint(front, _dialect(parse_chat, _chat_content, ChatRequest)),
+        "/api/generate": Endpoint(front, _dialect(parse_generate, _generate_content, GenerateRequest)),
     }

@@ -162,7 +162,7 @@ def routes(front: Front) -> list[BaseRoute]:
         Route("/api/ps", all_running),
         Route("/api/delete", JsonEndpoint(front, change, error_answer), methods=["DELETE"]),
         *(
-            Route(path, JsonEndpoint(front, answer, error_answer), methods=["POST"])
+            Route(path, JsonEndpoint(front, answer, error_answer, ModelRequest), methods=["POST"])
             for path, answer in posts.items()
         ),
     ]

@@ -230,7 +230,9 @@ def _head(answering: Answering) -> dict[str, Any]:
     }
 
 
-DIALECT = Dialect(parse, whole, stream, error_answer, stream_error)
+DIALECT = Dialect(
+    parse, whole, stream, error_answer, stream_error, request_type=CompletionRequest
+)
 
 
 def endpoints(front: Front) -> dict[str, Endpoint]:

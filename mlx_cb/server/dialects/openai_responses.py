@@ -267,5 +267,6 @@ def endpoints(front: Front) -> dict[str, Endpoint]:
         error_answer,
         stream_error,
         keep_alive=_keep_alive,
+        request_type=ResponsesRequest,
     )
     return dict.fromkeys(PATHS, Endpoint(front, dialect))
