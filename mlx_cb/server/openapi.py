@@ -94,7 +94,9 @@ def _page(document: dict[str, Any]) -> str:
                 parts.append(f"<p><small>{html.escape(fields)}</small></p>")
     style = "body{font:16px system-ui;max-width:50rem;margin:2rem auto;padding:0 1rem}"
     head = f"<!doctype html><meta charset=utf-8><title>mlx-cb API</title><style>{style}</style>"
-    return head + '<h1>mlx-cb API</h1><p><a href="openapi.json">openapi.json</a></p>' + "".join(parts)
+    return (
+        head + '<h1>mlx-cb API</h1><p><a href="openapi.json">openapi.json</a></p>' + "".join(parts)
+    )
 
 
 def routes(described: Sequence[BaseRoute]) -> list[BaseRoute]:

@@ -67,7 +67,7 @@ def with_grammar(params: SamplingParams, grammar: str | None, param: str) -> Sam
         return params
     if not _ENGINE_HAS_GRAMMARS:
         raise InvalidRequest(f"{param}: this engine has no structured output", param=param)
-    return dataclasses.replace(params, **{"grammar": grammar})  # type: ignore[arg-type]
+    return dataclasses.replace(params, grammar=grammar)  # type: ignore[arg-type]
 
 
 def _checked(grammar: str, param: str) -> str:

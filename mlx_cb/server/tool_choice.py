@@ -44,6 +44,8 @@ def choose_tools(
     if not names:
         raise InvalidRequest("tool_choice asks for a call, but tools is empty", param="tool_choice")
     if choice == "named" and name not in names:
-        raise InvalidRequest(f"tool_choice names {name!r}, which is not in tools", param="tool_choice")
+        raise InvalidRequest(
+            f"tool_choice names {name!r}, which is not in tools", param="tool_choice"
+        )
     forced = name if choice == "named" else names[0] if len(names) == 1 else None
     return ToolChoice(tools, choice in ("required", "named"), forced, most_calls)

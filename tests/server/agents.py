@@ -109,7 +109,9 @@ def _opencode(provider: str) -> Agent:
         options = {"baseURL": f"{url}/v1", "apiKey": "x"}
         config = {
             "model": "mlx/scripted",
-            "provider": {"mlx": {"npm": provider, "options": options, "models": {"scripted": model}}},
+            "provider": {
+                "mlx": {"npm": provider, "options": options, "models": {"scripted": model}}
+            },
         }
         folder = place.home / ".config" / "opencode"
         folder.mkdir(parents=True)
@@ -137,7 +139,15 @@ def _run_codex(place: Workplace, url: str) -> str:
         f'[model_providers.mlx]\nname = "mlx"\nbase_url = "{url}/v1"\nwire_api = "responses"\n'
         'env_key = "KEY"\n'
     )
-    command = ["node", str(binary), "exec", "--skip-git-repo-check", "-s", "workspace-write", PROMPT]
+    command = [
+        "node",
+        str(binary),
+        "exec",
+        "--skip-git-repo-check",
+        "-s",
+        "workspace-write",
+        PROMPT,
+    ]
     return place.run(command, {"CODEX_HOME": str(home), "KEY": "x"})
 
 

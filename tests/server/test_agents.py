@@ -6,6 +6,7 @@ turn compute nothing but its new tokens.
 
 from __future__ import annotations
 
+import itertools
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +42,7 @@ def do_the_task(serve: Serve, agent: Agent, home: Path, *troubles: dict[str, Any
     assert agent.run(place, server.url) == "HELLO\n"
     prompts = turns(server)
     assert len(prompts) >= 3
-    for earlier, later in zip(prompts, prompts[1:], strict=False):
+    for earlier, later in itertools.pairwise(prompts):
         assert later.startswith(earlier)
     return server
 

@@ -28,7 +28,9 @@ FOREIGN = ["https://evil.example", "http://localhost.evil.example", "null", "htt
 def test_c070_foreign_names_are_refused_on_loopback(serve: Serve, host: str, status: int) -> None:
     server = serve({"text": "a"})
     assert server.get("/v1/models", headers={"host": host}).status_code == status
-    answer = server.post(CHAT, {"messages": [{"role": "user", "content": "a"}]}, headers={"host": host})
+    answer = server.post(
+        CHAT, {"messages": [{"role": "user", "content": "a"}]}, headers={"host": host}
+    )
     assert answer.status_code == status
     assert bool(server.engine.played) == (status == 200)
 

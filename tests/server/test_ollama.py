@@ -23,7 +23,7 @@ FULL = {
 }
 
 
-@pytest.fixture()
+@pytest.fixture
 def connect() -> Iterator[Callable[[Any], ollama.Client]]:
     """Clients that are closed at the end of the test."""
     clients: list[ollama.Client] = []

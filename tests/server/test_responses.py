@@ -22,7 +22,7 @@ FULL = {
 }
 
 
-@pytest.fixture()
+@pytest.fixture
 def connect() -> Iterator[Connect]:
     """Released clients that are closed at the end of the test."""
     clients: list[openai.OpenAI] = []
@@ -188,7 +188,15 @@ def test_calls_of_every_kind_can_be_replayed(serve: Serve) -> None:
         {"type": "item_reference", "id": "x"},
     ]
     prompt = prompt_of(server, items)
-    parts = ("go", "multi_agent_v1__close_agent", "echo hi", "*** P", "one", "[input_image]", "three")
+    parts = (
+        "go",
+        "multi_agent_v1__close_agent",
+        "echo hi",
+        "*** P",
+        "one",
+        "[input_image]",
+        "three",
+    )
     places = [prompt.index(part) for part in parts]
     assert places == sorted(places)
     assert prompt.count("<|im_start|>assistant") == 2

@@ -21,7 +21,9 @@ def test_tokenize_and_back(serve: Serve) -> None:
     pieces = server.post("/tokenize", {"content": "ab", "with_pieces": True}).json()["tokens"]
     assert [piece["piece"] for piece in pieces] == ["a", "b"]
     counted = server.post("/tokenize", {"messages": HELLO}).json()
-    assert counted["count"] == len(counted["tokens"]) == server.chat().json()["usage"]["prompt_tokens"]
+    assert (
+        counted["count"] == len(counted["tokens"]) == server.chat().json()["usage"]["prompt_tokens"]
+    )
     assert counted["max_model_len"] == 262144
     assert server.post("/tokenize", {"prompt": "abc"}).json()["count"] == 3
     for path, body in (("/tokenize", {}), ("/detokenize", {"tokens": [10**9]})):

@@ -289,7 +289,5 @@ def endpoints(front: Front) -> dict[str, Endpoint | JsonEndpoint]:
     """Path → endpoint, all of them POST."""
     return {
         "/v1/messages": Endpoint(front, DIALECT),
-        "/v1/messages/count_tokens": JsonEndpoint(
-            front, count_tokens, error_answer, CountRequest
-        ),
+        "/v1/messages/count_tokens": JsonEndpoint(front, count_tokens, error_answer, CountRequest),
     }

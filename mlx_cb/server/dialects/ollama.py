@@ -97,9 +97,7 @@ def parse_generate(body: bytes, front: Front) -> GenerateInput | Whole:
     return _given(asked, front, ChatInput(messages, None, _variables(asked.think)), ToolChoice())
 
 
-def _given(
-    asked: _Fields, front: Front, prompt: PromptInput, choice: ToolChoice
-) -> GenerateInput:
+def _given(asked: _Fields, front: Front, prompt: PromptInput, choice: ToolChoice) -> GenerateInput:
     grammar = None
     if asked.format not in (None, ""):
         schema = {} if asked.format == "json" else asked.format
@@ -235,5 +233,7 @@ def endpoints(front: Front) -> dict[str, Endpoint]:
     """Path → endpoint, all of them POST."""
     return {
         "/api/chat": Endpoint(front, _dialect(parse_chat, _chat_content, ChatRequest)),
-        "/api/generate": Endpoint(front, _dialect(parse_generate, _generate_content, GenerateRequest)),
+        "/api/generate": Endpoint(
+            front, _dialect(parse_generate, _generate_content, GenerateRequest)
+        ),
     }

@@ -92,7 +92,9 @@ def template_messages(messages: list[WireMessage]) -> list[Message]:
         if message.thinking and message.role == "assistant":
             one["reasoning_content"] = message.thinking
         if message.tool_calls:
-            one["tool_calls"] = [_call(c, f"call_{number}_{k}") for k, c in enumerate(message.tool_calls)]
+            one["tool_calls"] = [
+                _call(c, f"call_{number}_{k}") for k, c in enumerate(message.tool_calls)
+            ]
             last_ids = [call["id"] for call in one["tool_calls"]]
         if message.role == "tool":
             # Results come in the order of the calls, mostly without ids.

@@ -219,9 +219,7 @@ def _token(score: ScoredToken) -> dict[str, Any]:
     return {"token": score.text, "logprob": score.logprob, "bytes": value}
 
 
-DIALECT = Dialect(
-    parse, whole, stream, error_answer, stream_error, request_type=ChatRequest
-)
+DIALECT = Dialect(parse, whole, stream, error_answer, stream_error, request_type=ChatRequest)
 
 
 def endpoints(front: Front) -> dict[str, Endpoint]:

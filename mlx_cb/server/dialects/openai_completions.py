@@ -230,9 +230,7 @@ def _head(answering: Answering) -> dict[str, Any]:
     }
 
 
-DIALECT = Dialect(
-    parse, whole, stream, error_answer, stream_error, request_type=CompletionRequest
-)
+DIALECT = Dialect(parse, whole, stream, error_answer, stream_error, request_type=CompletionRequest)
 
 
 def endpoints(front: Front) -> dict[str, Endpoint]:

@@ -75,7 +75,5 @@ def routes(front: Front) -> list[BaseRoute]:
         Route("/api/event_logging/batch", nothing, methods=["POST"]),
         Route("/api/v0/models", lm_studio),
         Route("/api/v0/models/{name:path}", lm_studio_one),
-        Route(
-            "/v1/embeddings", JsonEndpoint(front, no_embeddings, error_answer), methods=["POST"]
-        ),
+        Route("/v1/embeddings", JsonEndpoint(front, no_embeddings, error_answer), methods=["POST"]),
     ]

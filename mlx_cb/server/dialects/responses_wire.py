@@ -18,9 +18,7 @@ _log = logging.getLogger("mlx_cb.server")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "summary_text"})
 _CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call"})
-_OUTPUTS = frozenset(
-    {"function_call_output", "custom_tool_call_output", "local_shell_call_output"}
-)
+_OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "local_shell_call_output"})
 _NO_NAMESPACE = "functions"
 Item = dict[str, Any]
 
