@@ -16,7 +16,7 @@ from mlx_cb.sampling_params import SamplingParams
 LARGEST_SCHEMA = 256 * 1024
 DEEPEST_SCHEMA = 100
 # With free white space a model at high temperature writes blanks for ever.
-_DEFAULTS = {"whitespace_flexible": False}
+_DEFAULTS: Any = {"whitespace_flexible": False}
 _ENGINE_HAS_GRAMMARS = "grammar" in {field.name for field in dataclasses.fields(SamplingParams)}
 
 
@@ -67,7 +67,8 @@ def with_grammar(params: SamplingParams, grammar: str | None, param: str) -> Sam
         return params
     if not _ENGINE_HAS_GRAMMARS:
         raise InvalidRequest(f"{param}: this engine has no structured output", param=param)
-    return dataclasses.replace(params, grammar=grammar)  # type: ignore[arg-type]
+    changes: dict[str, Any] = {"grammar": grammar}
+    return dataclasses.replace(params, **changes)
 
 
 def _checked(grammar: str, param: str) -> str:

@@ -1,7 +1,7 @@
 """gpt-oss's harmony form: an answer is messages in channels, each with a header.
 
     <|channel|>analysis<|message|>…<|end|>
-    <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
+    <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>…<|call|>
     <|start|>assistant<|channel|>final<|message|>…<|return|>
 
 `analysis` is reasoning; a message to a function is a tool call; all other text is the answer.
@@ -69,7 +69,7 @@ class HarmonySections:
     def finish(
         self, text: str, end: Finish, scores: list[ScoredToken] | None = None
     ) -> list[OutputEvent]:
-        """The last events. `<|call|>` and `<|return|>` end the turn, so they are not in the text."""
+        """The last events. `<|call|>` and `<|return|>` end the turn and are not in the text."""
         events = self.feed(text, scores)
         if self._header is None:
             leftover = self._held

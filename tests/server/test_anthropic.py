@@ -171,10 +171,13 @@ def test_c113_failures_before_and_in_the_stream(serve: Serve) -> None:
         name, content = events(say(text, stream=True, tools=tools).text)[-1]
         assert name == "error"
         assert set(content["error"]) == {"type", "message"}
-    with client(server, max_retries=0) as api, pytest.raises(anthropic.APIStatusError):
-        messages: Any = [{"role": "user", "content": "late"}]
-        with api.messages.stream(model="m", max_tokens=9, messages=messages) as stream:
-            stream.get_final_message()
+    messages: Any = [{"role": "user", "content": "late"}]
+    with (
+        client(server, max_retries=0) as api,
+        api.messages.stream(model="m", max_tokens=9, messages=messages) as stream,
+        pytest.raises(anthropic.APIStatusError),
+    ):
+        stream.get_final_message()
 
 
 def test_too_long_a_prompt_says_both_numbers(serve: Serve) -> None:

@@ -71,10 +71,10 @@ def test_c057_parallel_calls(serve: Serve, parallel: bool | None, number: int) -
 
 def test_c058_tool_choice(serve: Serve) -> None:
     forced = '<tool_call>\n{"name": "add", "arguments": '
-    any_call = '<tool_call>\n{"name": "'
+    any_call, end = '<tool_call>\n{"name": "', "</tool_call>"
     server = serve(
         {"match": forced.replace("{", r"\{") + "$", "tokens": ['{"a": ', "7}}\n</tool_call>"]},
-        {"match": any_call.replace("{", r"\{") + "$", "tokens": ['mul", "arguments": {}}\n', "</tool_call>"]},
+        {"match": any_call.replace("{", r"\{") + "$", "tokens": ['mul", "arguments": {}}', end]},
         {"match": "<tools>", "tool_calls": TWO},
         {"text": "plain"},
     )  # fmt: skip

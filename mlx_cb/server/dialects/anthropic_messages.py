@@ -143,7 +143,7 @@ class _Blocks:
     number: int = -1
     kind: str | None = None
     blocks: list[dict[str, Any]] = field(default_factory=list)
-    finish: Finish = Finish(EndReason.STOP)
+    finish: Finish = field(default_factory=lambda: Finish(EndReason.STOP))
 
     def read(self, event: OutputEvent) -> list[tuple[str, dict[str, Any]]]:
         """The stream events of one output event; `blocks` grows alongside."""

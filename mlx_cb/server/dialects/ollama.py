@@ -73,7 +73,10 @@ class GenerateRequest(_Fields, kw_only=True):
 
 
 def parse_chat(body: bytes, front: Front) -> GenerateInput | Whole:
-    """The body as a `GenerateInput`; an empty prompt is answered at once. Raises InvalidRequest naming the field."""
+    """The body as a `GenerateInput`; an empty prompt is answered at once.
+
+    Raises InvalidRequest naming the field.
+    """
     asked = decode_json(body, ChatRequest)
     choice = choose_tools(asked.tools or None, "auto", None, most_calls=None)
     if not asked.messages:
@@ -83,7 +86,10 @@ def parse_chat(body: bytes, front: Front) -> GenerateInput | Whole:
 
 
 def parse_generate(body: bytes, front: Front) -> GenerateInput | Whole:
-    """The body as a `GenerateInput`; an empty prompt is answered at once. Raises InvalidRequest naming the field."""
+    """The body as a `GenerateInput`; an empty prompt is answered at once.
+
+    Raises InvalidRequest naming the field.
+    """
     asked = decode_json(body, GenerateRequest)
     refuse_images(asked.images, "generate")
     if asked.suffix:
