@@ -19,6 +19,7 @@ from mlx_cb.server.generate_input import GenerateInput, PromptInput
 from mlx_cb.server.generation import Choice, Generation
 from mlx_cb.server.metrics import Metrics
 from mlx_cb.server.tool_choice import ToolChoice
+from mlx_cb.server.transcript import Transcript
 from mlx_cb.text.chat_template import ChatInput, Prompt
 from mlx_cb.text.model_text import ModelText
 from mlx_cb.text.output_parser import OutputParser, ParserOptions
@@ -147,13 +148,15 @@ class Front:
             seed=seed,
             prompt_logprobs=params.prompt_logprobs if is_first else None,
         )
+        own_id = request_id if index == 0 else f"{request_id}-{index}"
         return Choice(
             index=index,
-            request_id=request_id if index == 0 else f"{request_id}-{index}",
+            request_id=own_id,
             prompt_ids=prompt.ids,
             params=params,
             parser=OutputParser(text.tokenizer, options),
             prompt_text=prompt.text,
+            transcript=Transcript(own_id, prompt.text) if self.config.log_prompts else None,
         )
 
     def _room(self, num_prompt_tokens: int, params: SamplingParams) -> int:

@@ -16,6 +16,7 @@ from mlx_cb.engine.interface import Engine
 from mlx_cb.errors import EngineDead, MlxCbError
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.server.metrics import Metrics
+from mlx_cb.server.transcript import Transcript
 from mlx_cb.text.events import EndReason, Finish, OutputEvent
 from mlx_cb.text.output_parser import OutputParser
 
@@ -43,6 +44,7 @@ class Choice:
     params: SamplingParams
     parser: OutputParser
     prompt_text: str = ""
+    transcript: Transcript | None = None
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
     first: asyncio.Task[RequestOutput] | None = None
@@ -104,6 +106,9 @@ class Generation:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         for choice in self.choices:
+            if choice.transcript is not None:
+                choice.transcript.write()
+                choice.transcript = None
             if choice.outputs is not None:
                 await choice.outputs.aclose()  # type: ignore[attr-defined]
 
@@ -160,6 +165,8 @@ class Generation:
                 choice.prompt_logprobs = output.prompt_logprobs
             choice.cached_tokens = output.num_cached_tokens or choice.cached_tokens
             events = parser.feed(output)
+            if choice.transcript is not None:
+                choice.transcript.add(events)
             if parser.is_finished:
                 self._count(choice, events)
                 await choice.outputs.aclose()  # type: ignore[attr-defined]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import json
+import logging
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -82,6 +84,39 @@ def test_c067_the_listing(serve: Serve, path: str) -> None:
         assert key in listing["data"][0]
     assert server.get(path + "/org/x").json()["id"] == "org/x"
     assert server.get(path + "/org/y").status_code == 404
+
+
+def test_codex_gets_its_catalogue_only_when_it_asks(serve: Serve) -> None:
+    server = serve({"text": "a"})
+    assert "models" not in server.get("/v1/models").json()
+    (entry,) = server.get("/v1/models?client_version=0.171.0").json()["models"]
+    assert (entry["slug"], entry["context_window"]) == ("scripted", 262144)
+    assert entry["supported_reasoning_levels"] == entry["experimental_supported_tools"] == []
+
+
+@pytest.mark.parametrize("log_prompts", [False, True])
+def test_c123_what_people_write_is_logged_only_on_request(
+    serve: Serve, caplog: pytest.LogCaptureFixture, log_prompts: bool
+) -> None:
+    server = serve({"text": "the answer"}, log_prompts=log_prompts)
+    with caplog.at_level(logging.DEBUG, logger="mlx_cb"):
+        server.chat("my secret")
+        server.chat("my secret", temperature=-1)
+        server.post(CHAT, {"messages": [{"role": "user", "content": [{"type": "my secret"}]}]})
+        server.chat("my secret", stream=True)
+    assert ("my secret" in caplog.text) == log_prompts
+    assert ("the answer" in caplog.text) == log_prompts
+    assert "prompt_tokens=" in caplog.text
+
+
+def test_log_lines_as_json(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    server = serve({"text": "one two"}, log_format="json")
+    with caplog.at_level(logging.INFO, logger="mlx_cb.access"):
+        answer = server.chat()
+        server.get("/health")
+    (line,) = [json.loads(record.getMessage()) for record in caplog.records]
+    assert line["request_id"] == answer.headers["x-request-id"]
+    assert (line["status"], line["completion_tokens"], line["path"]) == (200, 2, CHAT)
 
 
 def test_c066_names_of_the_loaded_model(serve: Serve) -> None:
