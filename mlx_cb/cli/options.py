@@ -95,6 +95,20 @@ class CountOrAuto(click.ParamType[Any]):
         return int(value)
 
 
+class Ports(click.ParamType[Any]):
+    """Port numbers with commas between them."""
+
+    name = "port,…"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        numbers = [part.strip() for part in str(value).split(",") if part.strip()]
+        if not all(part.isdecimal() and 0 < int(part) < 65536 for part in numbers):
+            self.fail(f"{value!r} must be port numbers like 11434,1234", param, ctx)
+        return tuple(map(int, numbers))
+
+
 class Alias(click.ParamType[Any]):
     """`NAME=MODEL`."""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from mlx_cb.cli.options import Alias, ConfiguredCommand, CountOrAuto, Size, setting
+from mlx_cb.cli.options import Alias, ConfiguredCommand, CountOrAuto, Ports, Size, setting
 from mlx_cb.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from mlx_cb.errors import MlxCbError
 
@@ -30,6 +30,7 @@ _DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
 @click.argument("model", default="demo", envvar="MLX_CB_MODEL")
 @setting("--host", default="127.0.0.1", help="Address to listen on.")
 @setting("--port", default=8080, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
+@setting("--also-port", default=(), type=Ports(), help="Further ports, like 11434,1234.")
 @setting("--served-model-name", help="Name that clients see instead of MODEL.")
 @setting("--alias", type=Alias(), multiple=True, help="Further name for the model.")
 @setting("--strict-model", is_flag=True, help="Refuse requests that name another model.")
@@ -60,7 +61,7 @@ _DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
 @setting("--log-prompts", is_flag=True, help="Write prompts and answers to the log.")
 def command(**given: Any) -> int:
     """Serve MODEL over HTTP: a hub id, a folder, a .gguf file, demo, or scripted:FILE."""
-    return run(build_config(given))
+    return run(build_config(given), given["also_port"])
 
 
 def build_config(given: dict[str, Any]) -> ServerConfig:
@@ -103,26 +104,31 @@ def _shown_name(model: str) -> str:
     return Path(model).resolve().name if Path(model).exists() else model
 
 
-def run(config: ServerConfig) -> int:
-    """Serve until a signal or a failure; returns the exit code."""
+def run(config: ServerConfig, also_ports: tuple[int, ...] = ()) -> int:
+    """Serve until a signal or a failure; returns the exit code.
+
+    `also_ports` are for clients that know only the port of Ollama (11434) or LM Studio (1234).
+    """
     import uvloop
 
     from mlx_cb.server.serving import PortBusy, bind
 
     _set_up_logging(config.log_format)
-    try:
-        listener = bind(config.host, config.port)
-    except PortBusy:
-        _say(
-            f"port {config.port} on {config.host} is in use{_by_whom(config.port)}; "
-            f"stop that program or choose another --port"
-        )
-        return PORT_BUSY
-    except OSError as error:
-        _say(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}")
-        return 1
+    listeners = []
+    for port in (config.port, *also_ports):
+        try:
+            listeners.append(bind(config.host, port))
+        except PortBusy:
+            _say(
+                f"port {port} on {config.host} is in use{_by_whom(port)}; "
+                f"stop that program or choose another port"
+            )
+            return PORT_BUSY
+        except OSError as error:
+            _say(f"cannot listen on {config.host}:{port}: {error.strerror or error}")
+            return 1
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, listener))
+        return runner.run(_serve(config, listeners))
 
 
 def _make_engine(config: ServerConfig) -> Any:
@@ -137,7 +143,7 @@ def _make_engine(config: ServerConfig) -> Any:
     return AsyncEngine(config.engine)
 
 
-async def _serve(config: ServerConfig, listener: socket.socket) -> int:
+async def _serve(config: ServerConfig, listeners: list[socket.socket]) -> int:
     from mlx_cb.server.front import Front
     from mlx_cb.server.serving import Serving
 
@@ -147,8 +153,8 @@ async def _serve(config: ServerConfig, listener: socket.socket) -> int:
     front = Front(engine, config)
     serving = Serving(front)
     await engine.start()
-    running = asyncio.create_task(serving.run([listener]))
-    url = _url(config.host, listener.getsockname()[1])
+    running = asyncio.create_task(serving.run(listeners))
+    url = _url(config.host, listeners[0].getsockname()[1])
     _say(f"listening on {url}, loading {config.engine.model.model}")
     loading = asyncio.create_task(_load(front, engine, url, started))
     stopping = asyncio.create_task(signals.first())

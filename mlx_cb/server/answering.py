@@ -21,6 +21,7 @@ from mlx_cb.server.front import Front
 from mlx_cb.server.generate_input import GenerateInput
 from mlx_cb.server.generation import Generation
 from mlx_cb.server.streaming import (
+    COMMENT,
     EVENT_STREAM,
     Stream,
     Whole,
@@ -49,20 +50,24 @@ class Dialect:
     """An API's shapes.
 
     Attributes:
-        parse: body to `GenerateInput`; raises InvalidRequest.
+        parse: body to `GenerateInput`, or to the answer if nothing has to be generated;
+            raises InvalidRequest.
         whole: events to the complete answer's body.
         stream: events to frames, each of them whole events, the last one ending the stream.
         error: an error as status and body; used before anything was sent.
         stream_error: the same as the last frame of a stream.
+        keep_alive: what to send while nothing else was sent for a while.
+        request_type: the body's type, for the API's description.
     """
 
-    parse: Callable[[bytes, Front], GenerateInput]
+    parse: Callable[[bytes, Front], GenerateInput | Whole]
     whole: Callable[[Answering], Awaitable[bytes]]
     stream: Callable[[Answering], AsyncIterator[bytes]]
     error: Callable[[MlxCbError, str], Whole]
     stream_error: Callable[[MlxCbError, str], bytes]
     media_type: bytes = EVENT_STREAM
-    keep_alive: bytes = b": keep-alive\n\n"
+    keep_alive: Callable[[Answering], bytes] = lambda answering: COMMENT
+    request_type: type | None = None
 
 
 class Endpoint:
@@ -71,6 +76,7 @@ class Endpoint:
     def __init__(self, front: Front, dialect: Dialect) -> None:
         self._front = front
         self._dialect = dialect
+        self.request_type = dialect.request_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = scope["state"]["request_id"]
@@ -82,6 +88,9 @@ class Endpoint:
             return
         except MlxCbError as error:
             await self._refuse(send, error, request_id)
+            return
+        if isinstance(given, Whole):
+            await send_whole(send, given)
             return
         work = self._answer(given, request_id, scope, send)
         await run_until_disconnect(receive, work, front.open_answers)
@@ -117,7 +126,7 @@ class Endpoint:
     async def _stream(self, answering: Answering, send: Send) -> None:
         """Everything after the status line: from here errors go into the stream."""
         dialect, front = self._dialect, self._front
-        stream = Stream(dialect.stream(answering), dialect.media_type, dialect.keep_alive)
+        stream = Stream(dialect.stream(answering), dialect.keep_alive(answering))
         await start_stream(send, dialect.media_type)
         last = b""
         try:
@@ -137,12 +146,42 @@ class Endpoint:
     async def _refuse(self, send: Send, error: MlxCbError, request_id: str) -> None:
         self._front.metrics.refused.labels(error.code).inc()
         answer = self._dialect.error(error, request_id)
-        headers = retry_after_headers(error)
+        headers = error_headers(error)
         await send_whole(send, Whole(answer.body, answer.status, answer.media_type, headers))
 
 
-def retry_after_headers(error: MlxCbError) -> tuple[tuple[bytes, bytes], ...]:
+class JsonEndpoint:
+    """An ASGI application that answers a body with a body, without the engine."""
+
+    def __init__(
+        self,
+        front: Front,
+        answer: Callable[[bytes, Front], Awaitable[bytes]],
+        error: Callable[[MlxCbError, str], Whole],
+        request_type: type | None = None,
+    ) -> None:
+        self.request_type = request_type
+        self._front = front
+        self._answer = answer
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await read_body(scope, receive, self._front.config.max_body_bytes)
+            made = Whole(await self._answer(body, self._front))
+        except ClientGone:
+            return
+        except MlxCbError as error:
+            refused = self._error(error, scope["state"]["request_id"])
+            headers = error_headers(error)
+            made = Whole(refused.body, refused.status, refused.media_type, headers)
+        await send_whole(send, made)
+
+
+def error_headers(error: MlxCbError) -> tuple[tuple[bytes, bytes], ...]:
     """`Retry-After` in whole seconds; every 429 and 503 has one, or some clients give up."""
+    if error.status == 415:
+        return ((b"accept-encoding", b"gzip, deflate"),)
     seconds = error.retry_after
     if seconds is None and error.status in (429, 503):
         seconds = 1.0

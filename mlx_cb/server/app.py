@@ -9,19 +9,21 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from mlx_cb.errors import MlxCbError
-from mlx_cb.server import admin, dialects
+from mlx_cb.server import admin, dialects, openapi
 from mlx_cb.server.access_log import AccessLog
+from mlx_cb.server.auth import Guard
 from mlx_cb.server.dialects.openai_wire import error_object
 from mlx_cb.server.front import Front
 
 
 def create_app(front: Front) -> ASGIApp:
     """The ASGI application of one server."""
+    routes = [*dialects.routes(front), *admin.routes(front)]
     app = Starlette(
-        routes=[*dialects.routes(front), *admin.routes(front)],
+        routes=[*routes, *openapi.routes(routes)],
         exception_handlers={HTTPException: _router_error, MlxCbError: _own_error},
     )
-    return AccessLog(app, front.config.log_format)
+    return AccessLog(Guard(app, front.config.host), front.config.log_format)
 
 
 async def _router_error(request: Request, error: Exception) -> Response:

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import re
+import zlib
 from typing import TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope
 
-from mlx_cb.errors import InvalidRequest, RequestTooLarge
+from mlx_cb.errors import InvalidRequest, MlxCbError, RequestTooLarge
 
 T = TypeVar("T")
 _PATH = re.compile(r" - at `(?P<key>key in )?\$(?P<path>[^`]*)`\Z")
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
+
+
+# Content-Encoding → zlib's window size with the container it says to expect.
+_WINDOW_BITS = {"gzip": 31, "deflate": 15}
+
+
+class UnsupportedEncoding(MlxCbError):
+    """The body is compressed in a way that this server does not read."""
+
+    status = 415
+    code = "unsupported_encoding"
 
 
 class ClientGone(Exception):
@@ -24,6 +36,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise _too_large(limit)
+    encoding = _encoding(scope)
     pieces, size = [], 0
     while True:
         message = await receive()
@@ -34,7 +47,35 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         if size > limit:
             raise _too_large(limit)
         if not message.get("more_body", False):
-            return b"".join(pieces)
+            break
+    body = b"".join(pieces)
+    return body if encoding == "identity" else _decompressed(body, encoding, limit)
+
+
+def _encoding(scope: Scope) -> str:
+    """The body's compression. Raises UnsupportedEncoding."""
+    named = [value for name, value in scope["headers"] if name == b"content-encoding"]
+    encoding = named[0].decode("latin-1").strip().lower() if named else "identity"
+    if encoding not in _WINDOW_BITS and encoding != "identity":
+        raise UnsupportedEncoding(
+            f"the request body is compressed with {encoding!r}; this server reads "
+            f"{', '.join(_WINDOW_BITS)} or no compression"
+        )
+    return encoding
+
+
+def _decompressed(body: bytes, encoding: str, limit: int) -> bytes:
+    """The plain body; a small body that unpacks to a huge one is refused before it does."""
+    unpacking = zlib.decompressobj(_WINDOW_BITS[encoding])
+    try:
+        plain = unpacking.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise InvalidRequest(f"the request body is not valid {encoding}: {error}") from error
+    if len(plain) > limit:
+        raise _too_large(limit)
+    if not unpacking.eof:
+        raise InvalidRequest(f"the request body is not valid {encoding}: it ends too early")
+    return plain
 
 
 def decode_json(body: bytes, kind: type[T]) -> T:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
@@ -17,12 +18,28 @@ from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.server.generate_input import GenerateInput, PromptInput
 from mlx_cb.server.generation import Choice, Generation
 from mlx_cb.server.metrics import Metrics
+from mlx_cb.server.tool_choice import ToolChoice
+from mlx_cb.server.transcript import Transcript
 from mlx_cb.text.chat_template import ChatInput, Prompt
 from mlx_cb.text.model_text import ModelText
 from mlx_cb.text.output_parser import OutputParser, ParserOptions
+from mlx_cb.text.tools import forced_start
 
 # Encoding fewer characters than this takes less time than moving it to a thread.
 _SHORT_PROMPT = 4000
+
+
+class PromptTooLong(ContextLengthExceeded):
+    """The prompt leaves no room for an answer; dialects have wordings of their own for it."""
+
+    def __init__(self, num_tokens: int, limit: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens, but the prompt has "
+            f"{num_tokens} tokens and leaves no room for an answer; shorten it.",
+            param="messages",
+        )
+        self.num_tokens = num_tokens
+        self.limit = limit
 
 
 class Front:
@@ -90,20 +107,22 @@ class Front:
         """
         text = self.text
         self._check_ids(given)
-        if sum(map(_size, given.prompts)) < _SHORT_PROMPT:
-            prompts = [_encode(text, prompt) for prompt in given.prompts]
-        else:
-            loop = asyncio.get_running_loop()
-            prompts = [
-                await loop.run_in_executor(self._encoders, _encode, text, prompt)
-                for prompt in given.prompts
-            ]
+        prompts = [await self.encode(prompt) for prompt in given.prompts]
+        if given.tool_choice.must_call:
+            prompts = [_with_forced_start(text, given.tool_choice, p) for p in prompts]
         choices = [
             self._choice(given, prompt, number * given.n + k, request_id)
             for number, prompt in enumerate(prompts)
             for k in range(given.n)
         ]
         return Generation(self.engine, self.metrics, choices, user)
+
+    async def encode(self, prompt: PromptInput) -> Prompt:
+        """One prompt's token ids; long prompts are encoded off the event loop."""
+        if _size(prompt) < _SHORT_PROMPT:
+            return _encode(self.text, prompt)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._encoders, _encode, self.text, prompt)
 
     def _choice(self, given: GenerateInput, prompt: Prompt, index: int, request_id: str) -> Choice:
         text, params = self.text, given.params
@@ -113,11 +132,13 @@ class Front:
             seed = (seed + index % given.n) % 2**64
         is_first = index % given.n == 0
         is_chat = isinstance(given.prompts[0], ChatInput)
-        output_format = text.output_format(given.tools) if is_chat else None
+        choice = given.tool_choice
         options = ParserOptions(
             stops=params.stop,
-            output_format=output_format,
-            in_reasoning=is_chat and text.opens_reasoning(prompt),
+            output_format=text.output_format(choice.tools) if is_chat else None,
+            written=_forced_start(text, choice),
+            most_calls=choice.most_calls,
+            in_reasoning=is_chat and not choice.must_call and text.opens_reasoning(prompt),
             follows_text=prompt.continues or not is_chat,
             top_logprobs=params.logprobs,
         )
@@ -127,13 +148,15 @@ class Front:
             seed=seed,
             prompt_logprobs=params.prompt_logprobs if is_first else None,
         )
+        own_id = request_id if index == 0 else f"{request_id}-{index}"
         return Choice(
             index=index,
-            request_id=request_id if index == 0 else f"{request_id}-{index}",
+            request_id=own_id,
             prompt_ids=prompt.ids,
             params=params,
             parser=OutputParser(text.tokenizer, options),
             prompt_text=prompt.text,
+            transcript=Transcript(own_id, prompt.text) if self.config.log_prompts else None,
         )
 
     def _room(self, num_prompt_tokens: int, params: SamplingParams) -> int:
@@ -143,28 +166,46 @@ class Front:
         if num_prompt_tokens == 0:
             raise InvalidRequest("the prompt is empty", param="prompt")
         if room < 0 or (room == 0 and params.max_tokens != 0):
-            raise ContextLengthExceeded(
-                f"This model's maximum context length is {longest} tokens, but the prompt has "
-                f"{num_prompt_tokens} tokens and leaves no room for an answer; shorten it.",
-                param="messages",
-            )
+            raise PromptTooLong(num_prompt_tokens, longest)
         return room if params.max_tokens is None else min(room, params.max_tokens)
 
     def _check_ids(self, given: GenerateInput) -> None:
-        size = self.model_info.vocab_size
         for prompt in given.prompts:
-            if isinstance(prompt, list) and not all(0 <= i < size for i in prompt):
-                raise InvalidRequest(
-                    f"prompt: token ids must be between 0 and {size - 1}", param="prompt"
-                )
-        for name, ids in (
-            ("logit_bias", [token_id for token_id, _ in given.params.logit_bias]),
-            ("stop_token_ids", given.params.stop_token_ids),
-        ):
-            if any(token_id >= size for token_id in ids):
-                raise InvalidRequest(
-                    f"{name}: token ids must be between 0 and {size - 1}", param=name
-                )
+            if isinstance(prompt, list):
+                self.check_token_ids(prompt, "prompt")
+        self.check_token_ids([token_id for token_id, _ in given.params.logit_bias], "logit_bias")
+        self.check_token_ids(given.params.stop_token_ids, "stop_token_ids")
+
+    def check_token_ids(self, ids: Sequence[int], param: str) -> None:
+        """Raises InvalidRequest when an id is not in the model's vocabulary."""
+        size = self.model_info.vocab_size
+        if not all(0 <= token_id < size for token_id in ids):
+            raise InvalidRequest(
+                f"{param}: token ids must be between 0 and {size - 1}", param=param
+            )
+
+
+def _forced_start(text: ModelText, choice: ToolChoice) -> str:
+    """How the answer has to begin; "" unless it must be a call."""
+    if not choice.must_call:
+        return ""
+    start = forced_start(text.tool_syntax_name, choice.name)
+    if start is None:
+        raise InvalidRequest(
+            f"tool_choice: this model writes calls as {text.tool_syntax_name}, which cannot be "
+            f"forced; use auto",
+            param="tool_choice",
+        )
+    return start
+
+
+def _with_forced_start(text: ModelText, choice: ToolChoice, prompt: Prompt) -> Prompt:
+    """The prompt with the beginning of the call, which the model then has to finish."""
+    start = _forced_start(text, choice)
+    if text.reasoning is not None and text.opens_reasoning(prompt):
+        start = f"\n{text.reasoning.end}\n\n{start}"
+    ids = text.tokenizer.encode(start, add_special_tokens=False)
+    return Prompt([*prompt.ids, *ids], prompt.text + start, continues=True)
 
 
 def _size(prompt: PromptInput) -> int:

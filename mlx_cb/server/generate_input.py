@@ -7,6 +7,7 @@ from typing import Any
 
 from mlx_cb.errors import InvalidRequest
 from mlx_cb.sampling_params import SamplingParams
+from mlx_cb.server.tool_choice import ToolChoice
 from mlx_cb.text.chat_template import ChatInput
 
 MOST_CHOICES = 128
@@ -20,7 +21,7 @@ class GenerateInput:
     Attributes:
         prompts: a chat, or one or more texts or token id lists; every prompt gets `n` answers.
         model: the name the client used, None if it used none.
-        tools: OpenAI function tools whose calls are looked for in the answer.
+        tool_choice: tools whose calls are looked for in the answer.
         echo: the answer begins with the prompt's own text.
         details: what the dialect needs again when it writes the answer.
     """
@@ -30,7 +31,7 @@ class GenerateInput:
     n: int = 1
     model: str | None = None
     stream: bool = False
-    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
     echo: bool = False
     details: dict[str, Any] = field(default_factory=dict)
 

@@ -16,6 +16,7 @@ from mlx_cb.engine.interface import Engine
 from mlx_cb.errors import EngineDead, MlxCbError
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.server.metrics import Metrics
+from mlx_cb.server.transcript import Transcript
 from mlx_cb.text.events import EndReason, Finish, OutputEvent
 from mlx_cb.text.output_parser import OutputParser
 
@@ -43,6 +44,7 @@ class Choice:
     params: SamplingParams
     parser: OutputParser
     prompt_text: str = ""
+    transcript: Transcript | None = None
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
     first: asyncio.Task[RequestOutput] | None = None
@@ -104,6 +106,9 @@ class Generation:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         for choice in self.choices:
+            if choice.transcript is not None:
+                choice.transcript.write()
+                choice.transcript = None
             if choice.outputs is not None:
                 await choice.outputs.aclose()  # type: ignore[attr-defined]
 
@@ -117,6 +122,22 @@ class Generation:
             sum(choice.cached_tokens for choice in prompts),
             sum(choice.parser.num_reasoning_tokens for choice in self.choices),
         )
+
+    def timings(self) -> dict[str, float]:
+        """llama.cpp's numbers: tokens, milliseconds and speed of prompt and answer."""
+        usage, now = self.usage, time.monotonic()
+        prompt_s = self.first_token_s or now - self.arrived
+        answer_s = max(now - self.arrived - prompt_s, 1e-9)
+        computed = usage.prompt_tokens - usage.cached_tokens
+        return {
+            "prompt_n": computed,
+            "prompt_ms": prompt_s * 1000,
+            "prompt_per_second": computed / max(prompt_s, 1e-9),
+            "predicted_n": usage.completion_tokens,
+            "predicted_ms": answer_s * 1000,
+            "predicted_per_second": usage.completion_tokens / answer_s,
+            "cache_n": usage.cached_tokens,
+        }
 
     async def _pump(self, choice: Choice, queue: asyncio.Queue) -> None:  # type: ignore[type-arg]
         try:
@@ -144,6 +165,8 @@ class Generation:
                 choice.prompt_logprobs = output.prompt_logprobs
             choice.cached_tokens = output.num_cached_tokens or choice.cached_tokens
             events = parser.feed(output)
+            if choice.transcript is not None:
+                choice.transcript.add(events)
             if parser.is_finished:
                 self._count(choice, events)
                 await choice.outputs.aclose()  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from starlette.types import Receive, Send
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 NDJSON = b"application/x-ndjson"
+COMMENT = b": keep-alive\n\n"  # SSE parsers skip lines that begin with a colon
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,7 @@ class Stream:
     """
 
     frames: AsyncIterator[bytes]
-    media_type: bytes = EVENT_STREAM
-    keep_alive: bytes = b": keep-alive\n\n"
+    keep_alive: bytes
 
 
 async def send_whole(send: Send, answer: Whole) -> None:

@@ -110,11 +110,14 @@ class ChatTemplate:
             "continue_final_message": continues,
         }
         refusal: TemplateRefusal | None = None
-        for reshape in (_as_given, _system_first, _system_in_user):
+        for reshape in (_as_given, _reminders, _system_first, _system_in_user):
             try:
-                return self._template.render({**variables, "messages": reshape(messages)})
+                text = self._template.render({**variables, "messages": reshape(messages)})
             except TemplateRefusal as error:
                 refusal = refusal or error
+                continue
+            if reshape is not _as_given or _holds_system_texts(text, messages):
+                return text
         assert refusal is not None
         raise refusal
 
@@ -179,6 +182,31 @@ def _cut_at_prefill(text: str) -> str:
 
 def _as_given(messages: list[Message]) -> list[Message]:
     return messages
+
+
+def _holds_system_texts(text: str, messages: list[Message]) -> bool:
+    """False when the template dropped a later system message without a word."""
+    return all(
+        str(message.get("content") or "").strip() in text
+        for message in messages[1:]
+        if message["role"] == "system"
+    )
+
+
+def _reminders(messages: list[Message]) -> list[Message]:
+    """System messages after the first turn stay in their place, as the user's.
+
+    Moving them to the front would change the head of the prompt at every turn, and with it lose
+    all that the prefix cache holds.
+    """
+    start = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    made: list[Message] = []
+    for message in messages[start:]:
+        if message["role"] == "system":
+            text = f"<system-reminder>\n{message.get('content') or ''}\n</system-reminder>"
+            message = {**message, "role": "user", "content": text}
+        made.append(message)
+    return _system_first([*messages[:start], *made])
 
 
 def _system_first(messages: list[Message]) -> list[Message]:

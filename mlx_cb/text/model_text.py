@@ -12,6 +12,7 @@ from typing import Any
 
 from mlx_cb.errors import InvalidRequest
 from mlx_cb.text.chat_template import ChatInput, ChatTemplate, Prompt, load_template_source
+from mlx_cb.text.harmony import HarmonyFormat
 from mlx_cb.text.reasoning import find_reasoning_markers, opens_reasoning
 from mlx_cb.text.sections import Markers, OutputFormat
 from mlx_cb.text.tokenizer import Tokenizer
@@ -56,8 +57,12 @@ class ModelText:
         """True when the model's first token continues reasoning that the prompt opened."""
         return opens_reasoning(prompt.text, self.reasoning)
 
-    def output_format(self, tools: list[dict[str, Any]] | None) -> OutputFormat | None:
+    def output_format(
+        self, tools: list[dict[str, Any]] | None
+    ) -> OutputFormat | HarmonyFormat | None:
         """What to look for in an answer; None for a model without markers and no tools."""
+        if self.tool_syntax_name == "harmony":
+            return HarmonyFormat(has_tools=bool(tools))
         syntax = tool_syntax(self.tool_syntax_name, tools) if tools else None
         if syntax is None and self.reasoning is None:
             return None

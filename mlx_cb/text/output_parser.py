@@ -12,7 +12,16 @@ from dataclasses import dataclass
 
 from mlx_cb.core.outputs import FinishReason, RequestOutput, TokenLogprobs
 from mlx_cb.text.detokenizer import new_detokenizer
-from mlx_cb.text.events import EndReason, Finish, OutputEvent, ScoredToken, TextDelta
+from mlx_cb.text.events import (
+    EndReason,
+    Finish,
+    OutputEvent,
+    ScoredToken,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+)
+from mlx_cb.text.harmony import HarmonyFormat, HarmonySections
 from mlx_cb.text.sections import OutputFormat, Sections
 from mlx_cb.text.stop_strings import StopMatch, StopStrings
 from mlx_cb.text.tokenizer import Tokenizer
@@ -25,13 +34,17 @@ class ParserOptions:
     Attributes:
         stops: stop strings.
         output_format: markers of reasoning and tool calls; None for plain text.
+        written: the beginning of the answer that the prompt already holds (a forced call).
+        most_calls: end after so many tool calls; None for no limit.
         in_reasoning: the prompt already opened the reasoning.
         follows_text: the output goes on the prompt's text (completions, prefill).
         top_logprobs: alternatives shown per token; None shows no log-probabilities.
     """
 
     stops: tuple[str, ...] = ()
-    output_format: OutputFormat | None = None
+    output_format: OutputFormat | HarmonyFormat | None = None
+    written: str = ""
+    most_calls: int | None = None
     in_reasoning: bool = False
     follows_text: bool = False
     top_logprobs: int | None = None
@@ -44,9 +57,12 @@ class OutputParser:
         shown = _special_ids(tokenizer, options.output_format)
         self._detokenizer = new_detokenizer(tokenizer, shown, follows_text=options.follows_text)
         self._stops = StopStrings(options.stops) if options.stops else None
-        self._sections: Sections | None = None
+        self._sections: Sections | HarmonySections | None = None
+        self._most_calls = options.most_calls
         if options.output_format is not None:
-            self._sections = Sections(options.output_format, in_reasoning=options.in_reasoning)
+            in_reasoning = options.in_reasoning
+            self._sections = options.output_format.new_sections(in_reasoning=in_reasoning)
+            self._sections.feed(options.written)
         self._scores: _Scores | None = None
         if options.top_logprobs is not None:
             self._scores = _Scores(tokenizer)
@@ -110,7 +126,23 @@ class OutputParser:
         scores = self._scores.release(len(text)) if self._scores is not None else None
         if self._sections is None:
             return [TextDelta(text, scores)]
-        return self._sections.feed(text, scores)
+        events = self._sections.feed(text, scores)
+        if self._most_calls is not None and self._sections.num_calls >= self._most_calls:
+            return self._end_at_call(events)
+        return events
+
+    def _end_at_call(self, events: list[OutputEvent]) -> list[OutputEvent]:
+        """The events up to the last call that is allowed, and the end."""
+        assert self._most_calls is not None
+        self.is_finished = True
+        kept: list[OutputEvent] = []
+        for event in events:
+            is_extra = isinstance(event, ToolCallStart) and event.index >= self._most_calls
+            is_after = isinstance(event, TextDelta) and kept and _is_call(kept[-1])
+            if is_extra or is_after:
+                break
+            kept.append(event)
+        return [*kept, Finish(EndReason.TOOL_CALLS)]
 
 
 class _Scores:
@@ -167,7 +199,13 @@ def _one(
     return ScoredToken(text, None if hidden else value, score, list(top))
 
 
-def _special_ids(tokenizer: Tokenizer, output_format: OutputFormat | None) -> frozenset[int]:
+def _is_call(event: OutputEvent) -> bool:
+    return isinstance(event, (ToolCallStart, ToolCallDelta))
+
+
+def _special_ids(
+    tokenizer: Tokenizer, output_format: OutputFormat | HarmonyFormat | None
+) -> frozenset[int]:
     if output_format is None:
         return frozenset()
     ids = (tokenizer.token_id(text) for text in output_format.markers)

@@ -73,6 +73,10 @@ class OutputFormat:
             texts += [self.tools.markers.start, self.tools.markers.end, *self.tools.inner]
         return tuple(text for text in texts if text)
 
+    def new_sections(self, *, in_reasoning: bool) -> Sections:
+        """A state machine for one text."""
+        return Sections(self, in_reasoning=in_reasoning)
+
 
 def new_call_id() -> str:
     """An id no other call has."""

@@ -53,6 +53,8 @@ _INNER: dict[str, tuple[str, ...]] = {
 
 def find_tool_syntax(template: str, vocabulary_has: Callable[[str], bool]) -> str:
     """Name of the syntax this checkpoint uses; `json_tools` when nothing else fits."""
+    if "<|channel|>" in template and "<|constrain|>" in template:
+        return "harmony"
     if "<｜tool▁calls▁begin｜>" in template:
         return "deepseek"
     for texts, name in _BY_TEMPLATE:
@@ -81,6 +83,16 @@ def tool_syntax(name: str, tools: list[dict[str, Any]]) -> ToolSyntax:
 
     markers = Markers(module.tool_call_start, module.tool_call_end)
     return ToolSyntax(markers, parse, _INNER.get(name, ()))
+
+
+def forced_start(syntax_name: str, name: str | None) -> str | None:
+    """How an answer begins that must be a call, of the tool `name` or of any; None if unknown."""
+    named = f'{name}", "arguments": ' if name else ""
+    if syntax_name == "json_tools":
+        return '<tool_call>\n{"name": "' + named
+    if syntax_name == "llama3":
+        return '{"name": "' + named.replace("arguments", "parameters")
+    return None
 
 
 def as_calls(parsed: Any) -> list[ParsedCall]:

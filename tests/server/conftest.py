@@ -36,6 +36,8 @@ class LiveServer:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.front = Front(self.engine, self._config)
+        self.prompts: dict[str, list[int]] = {}
+        self._remember_prompts()
         await self.engine.start()
         await self.engine.wait_ready()
         await self.front.load()
@@ -45,6 +47,16 @@ class LiveServer:
         self._started.set()
         await self._serving.run([listener])
         await self.engine.stop()
+
+    def _remember_prompts(self) -> None:
+        """Keep the token ids that the engine is given, by request id."""
+        generate = self.engine.generate
+
+        def remembering(request_id: str, prompt_ids: Any, params: Any, **more: Any) -> Any:
+            self.prompts[request_id] = list(prompt_ids)
+            return generate(request_id, prompt_ids, params, **more)
+
+        self.engine.generate = remembering  # type: ignore[method-assign]
 
     def begin_stop(self, drain_s: float = 0.0) -> Future[None]:
         """Tell the server to end; open answers are ended after `drain_s`."""
@@ -64,6 +76,9 @@ class LiveServer:
 
     def get(self, path: str, **options: Any) -> httpx2.Response:
         return self._client.get(self.url + path, **options)
+
+    def request(self, method: str, path: str, **options: Any) -> httpx2.Response:
+        return self._client.request(method, self.url + path, **options)
 
     def chat(self, content: str = "hello", **fields: Any) -> httpx2.Response:
         """A chat with one user message."""

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 
 Serve = Callable[..., Any]
+CHAT = "/v1/chat/completions"
 ENDLESS = {"match": "long", "tokens": ["x"], "repeat": True, "delay_s": 0.01}
 WITNESS = {"match": "witness", "tokens": [f"{n} " for n in range(60)], "delay_s": 0.02}
 
@@ -24,7 +25,7 @@ def connect(server: Any, content: str, stream: bool, path: str = "/v1/chat/compl
     body = json.dumps(
         {"messages": [{"role": "user", "content": content}], "prompt": content, "stream": stream}
     ).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection
 
@@ -101,7 +102,7 @@ def test_a_pair_of_choices_stops_together(serve: Serve) -> None:
         {"messages": [{"role": "user", "content": "long"}], "n": 4, "stream": True}
     ).encode()
     connection = socket.create_connection((host, int(port)), timeout=5)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     wait_for(lambda: sum(p.num_tokens > 3 for p in server.engine.played.values()) == 4)
     hang_up(connection, "close")

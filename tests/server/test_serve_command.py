@@ -125,6 +125,21 @@ def test_exit_codes(start: Start, arguments: list[str], model: str | None, code:
     assert "Traceback" not in errors
 
 
+def test_also_ports_serve_the_same(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = start("--port", "0", "--also-port", str(port))
+    url = ready(process)
+    other = f"http://127.0.0.1:{port}"
+    assert httpx2.get(other + "/api/version").json() == httpx2.get(url + "/api/version").json()
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        taken = busy.getsockname()[1]
+        refused = start("--port", "0", "--also-port", f"{taken}")
+        _, errors = refused.communicate(timeout=20)
+    assert refused.returncode == 5
+    assert str(taken) in errors
+
+
 def test_the_printed_curl_line_works(start: Start) -> None:
     process = start("--port", "0")
     assert process.stdout is not None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import logging
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +86,39 @@ def test_c067_the_listing(serve: Serve, path: str) -> None:
     assert server.get(path + "/org/y").status_code == 404
 
 
+def test_codex_gets_its_catalogue_only_when_it_asks(serve: Serve) -> None:
+    server = serve({"text": "a"})
+    assert "models" not in server.get("/v1/models").json()
+    (entry,) = server.get("/v1/models?client_version=0.171.0").json()["models"]
+    assert (entry["slug"], entry["context_window"]) == ("scripted", 262144)
+    assert entry["supported_reasoning_levels"] == entry["experimental_supported_tools"] == []
+
+
+@pytest.mark.parametrize("log_prompts", [False, True])
+def test_c123_what_people_write_is_logged_only_on_request(
+    serve: Serve, caplog: pytest.LogCaptureFixture, log_prompts: bool
+) -> None:
+    server = serve({"text": "the answer"}, log_prompts=log_prompts)
+    with caplog.at_level(logging.DEBUG, logger="mlx_cb"):
+        server.chat("my secret")
+        server.chat("my secret", temperature=-1)
+        server.post(CHAT, {"messages": [{"role": "user", "content": [{"type": "my secret"}]}]})
+        server.chat("my secret", stream=True)
+    assert ("my secret" in caplog.text) == log_prompts
+    assert ("the answer" in caplog.text) == log_prompts
+    assert "prompt_tokens=" in caplog.text
+
+
+def test_log_lines_as_json(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    server = serve({"text": "one two"}, log_format="json")
+    with caplog.at_level(logging.INFO, logger="mlx_cb.access"):
+        answer = server.chat()
+        server.get("/health")
+    (line,) = [json.loads(record.getMessage()) for record in caplog.records]
+    assert line["request_id"] == answer.headers["x-request-id"]
+    assert (line["status"], line["completion_tokens"], line["path"]) == (200, 2, CHAT)
+
+
 def test_c066_names_of_the_loaded_model(serve: Serve) -> None:
     aliases = (("gpt-4o", "org/x"),)
     server = serve({"text": "a"}, script={"model": "org/x"}, aliases=aliases, strict_model=True)
@@ -128,6 +165,34 @@ def test_c079_size_of_the_body(serve: Serve) -> None:
     answer = server.post("/v1/completions", body)
     assert answer.status_code == 413
     assert "3000000" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("identity", bytes)]
+)
+def test_c078_compressed_bodies_are_read(
+    serve: Serve, encoding: str, pack: Callable[[bytes], bytes]
+) -> None:
+    server = serve({"text": "a"}, max_body_bytes=10_000)
+    headers = {"content-encoding": encoding}
+    body = b'{"messages": [{"role": "user", "content": "a"}]}'
+    assert server.post(CHAT, content=pack(body), headers=headers).status_code == 200
+    huge = pack(b'{"prompt": "' + b"x" * 100_000 + b'"}')
+    assert server.post(CHAT, content=huge, headers=headers).status_code == 413
+    if encoding != "identity":
+        for broken in (body, pack(body)[:-4]):
+            answer = server.post(CHAT, content=broken, headers=headers)
+            assert answer.status_code == 400
+            assert encoding in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("encoding", ["zstd", "br", "rot13"])
+def test_c078_other_encodings_are_a_415_that_says_which(serve: Serve, encoding: str) -> None:
+    server = serve({"text": "a"})
+    answer = server.post(CHAT, content=b"(/\xb5/", headers={"content-encoding": encoding})
+    assert answer.status_code == 415
+    assert answer.headers["accept-encoding"] == "gzip, deflate"
+    assert "compressed" in answer.json()["error"]["message"]
 
 
 def test_c080_fields_of_others_are_ignored(serve: Serve) -> None:

@@ -82,7 +82,20 @@ def test_c028_a_template_without_system_gets_it_in_the_user_message(byte_level: 
     two = (say("system", "A"), say("system", "B"), say("user", "Hi"))
     assert render(byte_level, NO_SYSTEM, *two) == "[user]A\n\nB\n\nHi[assistant]"
     after = (say("user", "Hi"), say("system", "A"))
-    assert render(byte_level, NO_SYSTEM, *after) == "[user]A\n\nHi[assistant]"
+    reminder = "<system-reminder>\nA\n</system-reminder>"
+    assert render(byte_level, NO_SYSTEM, *after) == f"[user]Hi\n\n{reminder}[assistant]"
+
+
+def test_a_later_system_message_is_never_dropped_nor_moved(byte_level: Tokenizer) -> None:
+    drops = (
+        "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
+        "{{ '[' + m.role + ']' + m.content }}{% endif %}{% endfor %}"
+    )
+    messages = (say("system", "A"), say("user", "b"), say("assistant", "c"), say("system", "D"))
+    assert (
+        render(byte_level, drops, *messages, say("user", "e"))
+        == "[system]A[user]b[assistant]c[user]<system-reminder>\nD\n</system-reminder>\n\ne"
+    )
 
 
 def test_c029_neighbours_of_one_role_are_merged_for_a_strict_template(

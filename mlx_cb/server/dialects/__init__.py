@@ -7,11 +7,21 @@ from __future__ import annotations
 
 from starlette.routing import BaseRoute, Route
 
-from mlx_cb.server.dialects import models, openai_chat, openai_completions
+from mlx_cb.server.dialects import (
+    anthropic_messages,
+    llamacpp,
+    models,
+    ollama,
+    ollama_models,
+    openai_chat,
+    openai_completions,
+    openai_responses,
+    probes,
+)
 from mlx_cb.server.front import Front
 
-_GENERATING = (openai_chat, openai_completions)
-_LISTING = (models,)
+_GENERATING = (openai_chat, openai_completions, openai_responses, anthropic_messages, ollama)
+_LISTING = (models, ollama_models, llamacpp, probes)
 
 
 def routes(front: Front) -> list[BaseRoute]:

@@ -64,11 +64,39 @@ def _listed(front: Front) -> list[str]:
     return list(dict.fromkeys([front.served_name, *(name for name, _ in front.config.aliases)]))
 
 
+def codex_catalogue(front: Front) -> list[dict[str, Any]]:
+    """Codex's own description of models; one missing field and it ignores all of them."""
+    return [
+        {
+            "slug": name,
+            "display_name": name,
+            "context_window": model_object(front, name)["max_model_len"],
+            "shell_type": "unified_exec",
+            "visibility": "list",
+            "supported_in_api": True,
+            "priority": 1,
+            "truncation_policy": {"mode": "bytes", "limit": 10000},
+            "input_modalities": ["text"],
+            "base_instructions": "You are a coding agent. Use the tools to do the user's task.",
+            "support_verbosity": False,
+            "default_verbosity": None,
+            "supports_parallel_tool_calls": True,
+            "supports_reasoning_summaries": False,
+            "supported_reasoning_levels": [],
+            "experimental_supported_tools": [],
+        }
+        for name in _listed(front)
+    ]
+
+
 def routes(front: Front) -> list[BaseRoute]:
     """The listing and one model, with and without `/v1`."""
 
     async def all_models(request: Request) -> Response:
-        return JSONResponse(listing(front))
+        found = listing(front)
+        if "client_version" in request.query_params:
+            found["models"] = codex_catalogue(front)
+        return JSONResponse(found)
 
     async def one_model(request: Request) -> Response:
         name = request.path_params["name"]

@@ -24,6 +24,7 @@ from mlx_cb.server.dialects.openai_wire import (
 )
 from mlx_cb.server.front import Front
 from mlx_cb.server.generate_input import GenerateInput
+from mlx_cb.server.tool_choice import ToolChoice, choose_tools
 from mlx_cb.text.chat_template import ChatInput
 from mlx_cb.text.events import (
     Finish,
@@ -46,6 +47,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
@@ -60,12 +62,12 @@ def parse(body: bytes, front: Front) -> GenerateInput:
     params = sampling_params(asked, logprobs=logprobs)
     if params.max_tokens == 0:
         raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
-    tools = None if asked.tool_choice == "none" else asked.tools or None
+    choice = _tool_choice(asked)
     variables = dict(asked.chat_template_kwargs or {})
     if asked.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", asked.reasoning_effort)
     chat = ChatInput(
-        template_messages(asked.messages), tools, variables, asked.continue_final_message
+        template_messages(asked.messages), choice.tools, variables, asked.continue_final_message
     )
     return GenerateInput(
         prompts=(chat,),
@@ -73,9 +75,20 @@ def parse(body: bytes, front: Front) -> GenerateInput:
         n=choices_wanted(asked),
         model=front.resolve_name(asked.model),
         stream=bool(asked.stream),
-        tools=tools,
+        tool_choice=choice,
         details={"include_usage": wants_usage(asked)},
     )
+
+
+def _tool_choice(asked: ChatRequest) -> ToolChoice:
+    wanted, name = asked.tool_choice, None
+    if wanted is None or wanted == "":
+        wanted = "auto"
+    if isinstance(wanted, dict):
+        name = (wanted.get("function") or {}).get("name")
+        wanted = "named"
+    most = 1 if asked.parallel_tool_calls is False else None
+    return choose_tools(asked.tools, wanted, name, most_calls=most)
 
 
 async def whole(answering: Answering) -> bytes:
@@ -206,7 +219,7 @@ def _token(score: ScoredToken) -> dict[str, Any]:
     return {"token": score.text, "logprob": score.logprob, "bytes": value}
 
 
-DIALECT = Dialect(parse, whole, stream, error_answer, stream_error)
+DIALECT = Dialect(parse, whole, stream, error_answer, stream_error, request_type=ChatRequest)
 
 
 def endpoints(front: Front) -> dict[str, Endpoint]:

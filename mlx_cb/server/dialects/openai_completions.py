@@ -27,10 +27,11 @@ from mlx_cb.server.front import Front
 from mlx_cb.server.generate_input import GenerateInput, PromptInput
 from mlx_cb.server.generation import Choice
 from mlx_cb.text.events import Finish, OutputEvent, ScoredToken, TextDelta
+from mlx_cb.text.fill_in_middle import find_fill_in_middle
 from mlx_cb.text.output_parser import scored_token
 from mlx_cb.text.tokenizer import Tokenizer
 
-PATHS = ("/v1/completions", "/completions", "/api/v0/completions")
+PATHS = ("/v1/completions", "/completions", "/api/v0/completions", "/v1/fim/completions")
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -51,13 +52,14 @@ def parse(body: bytes, front: Front) -> GenerateInput:
         raise InvalidRequest(
             "best_of is not supported: ask for n answers and choose yourself", param="best_of"
         )
+    prompts = _prompts(asked.prompt)
     if asked.suffix:
-        raise InvalidRequest("suffix: this model has no fill-in-the-middle tokens", param="suffix")
+        prompts = tuple(_around(prompt, asked.suffix, front) for prompt in prompts)
     echo = bool(asked.echo)
     if asked.logprobs is not None and not 0 <= asked.logprobs <= MAX_LOGPROBS:
         raise InvalidRequest(f"logprobs must be between 0 and {MAX_LOGPROBS}", param="logprobs")
     return GenerateInput(
-        prompts=_prompts(asked.prompt),
+        prompts=prompts,
         params=sampling_params(
             asked, logprobs=asked.logprobs, prompt_logprobs=asked.logprobs if echo else None
         ),
@@ -67,6 +69,18 @@ def parse(body: bytes, front: Front) -> GenerateInput:
         echo=echo,
         details={"include_usage": wants_usage(asked)},
     )
+
+
+def _around(prompt: PromptInput, suffix: str, front: Front) -> str:
+    """The prompt for what belongs between prompt and suffix. Raises InvalidRequest."""
+    fill = find_fill_in_middle(front.text.tokenizer)
+    if fill is None or not isinstance(prompt, str):
+        raise InvalidRequest(
+            f"suffix: {front.served_name} has no fill-in-the-middle tokens, or the prompt is not "
+            f"a text",
+            param="suffix",
+        )
+    return fill.prompt(prompt, suffix)
 
 
 def _prompts(given: str | list[str | int | list[int]]) -> tuple[PromptInput, ...]:
@@ -216,7 +230,7 @@ def _head(answering: Answering) -> dict[str, Any]:
     }
 
 
-DIALECT = Dialect(parse, whole, stream, error_answer, stream_error)
+DIALECT = Dialect(parse, whole, stream, error_answer, stream_error, request_type=CompletionRequest)
 
 
 def endpoints(front: Front) -> dict[str, Endpoint]:

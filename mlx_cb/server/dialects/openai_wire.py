@@ -13,6 +13,13 @@ from mlx_cb.errors import InvalidRequest, MlxCbError, Overloaded
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.server.generation import Usage
 from mlx_cb.server.streaming import Whole
+from mlx_cb.server.structured import (
+    choice_grammar,
+    lark_grammar,
+    regex_grammar,
+    schema_grammar,
+    with_grammar,
+)
 from mlx_cb.text.events import EndReason
 
 FINGERPRINT = "mlx-cb"
@@ -55,6 +62,11 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    response_format: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    guided_choice: list[str] | None = None
 
 
 def sampling_params(
@@ -77,7 +89,7 @@ def sampling_params(
         "min_tokens": fields.min_tokens,
         "ignore_eos": fields.ignore_eos,
     }
-    return SamplingParams(
+    params = SamplingParams(
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
         # -1 is a habit of llama.cpp's clients: any seed, unlimited tokens.
         seed=None if fields.seed == -1 else fields.seed,
@@ -88,6 +100,32 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
+    grammar, param = _grammar(fields)
+    return with_grammar(params, grammar, param)
+
+
+def _grammar(fields: SamplingFields) -> tuple[str | None, str]:
+    """What the answer has to follow, and the field that says so."""
+    if fields.guided_regex:
+        return regex_grammar(fields.guided_regex, "guided_regex"), "guided_regex"
+    if fields.guided_grammar:
+        return lark_grammar(fields.guided_grammar, "guided_grammar"), "guided_grammar"
+    if fields.guided_choice:
+        return choice_grammar(fields.guided_choice, "guided_choice"), "guided_choice"
+    if fields.guided_json:
+        return schema_grammar(fields.guided_json, "guided_json"), "guided_json"
+    wanted = fields.response_format or {"type": "text"}
+    kind, param = wanted.get("type"), "response_format"
+    if kind == "json_object":
+        return schema_grammar({}, param), param
+    if kind == "json_schema":
+        inner = wanted.get("json_schema")
+        if not isinstance(inner, dict) or "schema" not in inner:
+            raise InvalidRequest("response_format.json_schema.schema is missing", param=param)
+        return schema_grammar(inner["schema"], "response_format.json_schema.schema"), param
+    if kind != "text":
+        raise InvalidRequest(f"response_format: type {kind!r} is not known", param=param)
+    return None, param
 
 
 def choices_wanted(fields: SamplingFields) -> int:

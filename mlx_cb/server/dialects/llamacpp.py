@@ -1,0 +1,265 @@
+"""llama.cpp's own endpoints, as editors' plugins use them: props, tokenize, templates, infill.
+
+`/infill` needs fill-in-the-middle tokens; a model without them refuses by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from mlx_cb.errors import InvalidRequest
+from mlx_cb.sampling_params import SamplingParams
+from mlx_cb.server.answering import Answering, Dialect, Endpoint, JsonEndpoint
+from mlx_cb.server.body import decode_json
+from mlx_cb.server.dialects.openai_messages import WireMessage, template_messages
+from mlx_cb.server.dialects.openai_wire import encode, error_answer, stream_error
+from mlx_cb.server.front import Front
+from mlx_cb.server.generate_input import GenerateInput
+from mlx_cb.server.tool_choice import ToolChoice
+from mlx_cb.text.chat_template import ChatInput
+from mlx_cb.text.events import EndReason, Finish, TextDelta
+from mlx_cb.text.fill_in_middle import FillInMiddle, find_fill_in_middle
+
+
+class InfillExtra(msgspec.Struct):
+    """A piece of another file."""
+
+    text: str = ""
+    filename: str = ""
+
+
+class CompletionRequest(msgspec.Struct, kw_only=True):
+    """llama.cpp's sampling fields; keys not named here are ignored."""
+
+    prompt: str | list[int] = ""
+    n_predict: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    seed: int | None = None
+    stop: list[str] | None = None
+    stream: bool | None = None
+
+
+class InfillRequest(CompletionRequest, kw_only=True):
+    """The body of `/infill`."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: list[InfillExtra] | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """llama.cpp sends `content`; vLLM's clients `prompt` or `messages`."""
+
+    content: str | None = None
+    prompt: str | None = None
+    messages: list[WireMessage] | None = None
+    add_special: bool = False
+    add_special_tokens: bool = True
+    with_pieces: bool = False
+    tools: list[dict[str, Any]] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct):
+    """Token ids back to text."""
+
+    tokens: list[int]
+
+
+class TemplateRequest(msgspec.Struct):
+    """Messages to the text of a prompt."""
+
+    messages: list[WireMessage]
+    tools: list[dict[str, Any]] | None = None
+
+
+async def tokenize(body: bytes, front: Front) -> bytes:
+    """Token ids of a text or a chat, in the shape of the API that asked."""
+    asked = decode_json(body, TokenizeRequest)
+    tokenizer = front.text.tokenizer
+    if asked.content is not None:
+        ids = tokenizer.encode(asked.content, add_special_tokens=asked.add_special)
+        if not asked.with_pieces:
+            return encode({"tokens": ids})
+        pieces = [{"id": i, "piece": tokenizer.decode([i], skip_special_tokens=False)} for i in ids]
+        return encode({"tokens": pieces})
+    if asked.messages is not None:
+        chat = ChatInput(template_messages(asked.messages), asked.tools)
+        ids = (await front.encode(chat)).ids
+    elif asked.prompt is not None:
+        ids = tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens)
+    else:
+        raise InvalidRequest("content is missing", param="content")
+    limit = front.model_info.max_model_len
+    return encode({"count": len(ids), "max_model_len": limit, "tokens": ids})
+
+
+async def detokenize(body: bytes, front: Front) -> bytes:
+    """Text of token ids. Both APIs' key for it is given."""
+    ids = decode_json(body, DetokenizeRequest).tokens
+    front.check_token_ids(ids, "tokens")
+    text = front.text.tokenizer.decode(ids, skip_special_tokens=False)
+    return encode({"content": text, "prompt": text})
+
+
+async def apply_template(body: bytes, front: Front) -> bytes:
+    """The rendered prompt of a chat."""
+    asked = decode_json(body, TemplateRequest)
+    chat = ChatInput(template_messages(asked.messages), asked.tools)
+    return encode({"prompt": (await front.encode(chat)).text})
+
+
+def props(front: Front) -> dict[str, Any]:
+    """What Zed's llama.cpp provider reads to find models and their abilities."""
+    info, template = front.model_info, front.text.chat_template
+    return {
+        "default_generation_settings": {"n_ctx": info.max_model_len},
+        "total_slots": front.config.engine.scheduler.max_num_seqs,
+        "model_path": front.served_name,
+        "model_alias": front.served_name,
+        "chat_template": template.source if template else "",
+        "chat_template_caps": {
+            "supports_tools": template is not None,
+            "supports_tool_calls": template is not None,
+            "supports_parallel_tool_calls": template is not None,
+        },
+        "modalities": {"vision": False, "audio": False},
+        "build_info": "mlx-cb",
+        "is_sleeping": False,
+    }
+
+
+def parse_completion(body: bytes, front: Front) -> GenerateInput:
+    """`POST /completion`: a plain prompt."""
+    asked = decode_json(body, CompletionRequest)
+    return _given(asked, asked.prompt, front)
+
+
+def parse_infill(body: bytes, front: Front) -> GenerateInput:
+    """`POST /infill`: what belongs between a prefix and a suffix."""
+    asked = decode_json(body, InfillRequest)
+    extra = [(part.filename, part.text) for part in asked.input_extra or []]
+    fill = fill_in_middle(front)
+    # llama.vim's `prompt` is the line before the cursor.
+    prefix = asked.input_prefix + (asked.prompt if isinstance(asked.prompt, str) else "")
+    return _given(asked, fill.prompt(prefix, asked.input_suffix, extra), front)
+
+
+def fill_in_middle(front: Front) -> FillInMiddle:
+    """The model's fill-in-the-middle form. Raises InvalidRequest when it has none."""
+    found = find_fill_in_middle(front.text.tokenizer)
+    if found is None:
+        raise InvalidRequest(
+            f"{front.served_name} has no fill-in-the-middle tokens", param="suffix"
+        )
+    return found
+
+
+def _given(asked: CompletionRequest, prompt: str | list[int], front: Front) -> GenerateInput:
+    named = {
+        "temperature": asked.temperature,
+        "top_k": 0 if asked.top_k == -1 else asked.top_k,
+        "top_p": asked.top_p,
+        "min_p": asked.min_p,
+        "repetition_penalty": asked.repeat_penalty,
+    }
+    params = SamplingParams(
+        **{name: value for name, value in named.items() if value is not None},  # type: ignore[arg-type]
+        max_tokens=None if asked.n_predict in (-1, -2) else asked.n_predict,
+        seed=None if asked.seed == -1 else asked.seed,
+        stop=tuple(text for text in asked.stop or () if text),
+    )
+    return GenerateInput(
+        prompts=(prompt,),
+        params=params,
+        model=front.served_name,
+        stream=bool(asked.stream),
+        tool_choice=ToolChoice(),
+    )
+
+
+def _content(answering: Answering, text: str, finish: Finish | None) -> dict[str, Any]:
+    """llama.cpp's answer object; with `finish` it is the last or only one."""
+    made: dict[str, Any] = {"index": 0, "content": text, "stop": finish is not None}
+    if finish is None:
+        return made
+    usage, generation = answering.generation.usage, answering.generation
+    kinds = {EndReason.LENGTH: "limit", EndReason.STOP_STRING: "word"}
+    return {
+        **made,
+        "model": answering.given.model,
+        "tokens_predicted": usage.completion_tokens,
+        "tokens_evaluated": usage.prompt_tokens,
+        "tokens_cached": usage.cached_tokens,
+        "truncated": False,
+        "stop_type": kinds.get(finish.reason, "eos"),
+        "stopping_word": finish.stop or "",
+        "generation_settings": {"n_predict": answering.given.params.max_tokens},
+        "timings": generation.timings(),
+    }
+
+
+async def whole(answering: Answering) -> bytes:
+    """The complete answer."""
+    texts, finish = [], Finish(EndReason.STOP)
+    async for _, events in answering.generation.events():
+        for event in events:
+            match event:
+                case TextDelta(text):
+                    texts.append(text)
+                case Finish():
+                    finish = event
+    return encode(_content(answering, "".join(texts), finish))
+
+
+async def stream(answering: Answering) -> AsyncIterator[bytes]:
+    """SSE chunks; the last one has `stop: true`."""
+    async for _, events in answering.generation.events():
+        text = "".join(event.text for event in events if isinstance(event, TextDelta))
+        finish = events[-1] if isinstance(events[-1], Finish) else None
+        yield b"data: " + encode(_content(answering, text, finish)) + b"\n\n"
+
+
+def _dialect(parse: Callable[[bytes, Front], GenerateInput], kind: type) -> Dialect:
+    return Dialect(parse, whole, stream, error_answer, stream_error, request_type=kind)
+
+
+def routes(front: Front) -> list[BaseRoute]:
+    """All of llama.cpp's paths that are not OpenAI's."""
+
+    async def get_props(request: Request) -> Response:
+        return Response(encode(props(front)), media_type="application/json")
+
+    posts = {
+        "/tokenize": (tokenize, TokenizeRequest),
+        "/detokenize": (detokenize, DetokenizeRequest),
+        "/apply-template": (apply_template, TemplateRequest),
+    }
+    generating = {
+        "/completion": (parse_completion, CompletionRequest),
+        "/infill": (parse_infill, InfillRequest),
+    }
+    return [
+        Route("/props", get_props),
+        *(
+            Route(path, JsonEndpoint(front, answer, error_answer, kind), methods=["POST"])
+            for path, (answer, kind) in posts.items()
+        ),
+        *(
+            Route(
+                path,
+                Endpoint(front, _dialect(parse, kind)),
+                methods=["POST"],
+            )
+            for path, (parse, kind) in generating.items()
+        ),
+    ]

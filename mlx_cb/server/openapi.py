@@ -1,0 +1,113 @@
+"""The API's description, made from the types that requests are decoded with: `/openapi.json`.
+
+Walks the routes, so a new dialect is described without a line here. `/docs` shows it as a page.
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Route
+
+_SCHEMAS = "#/components/schemas/{name}"
+_FAILURES = {
+    "400": "A field is wrong; the error names it.",
+    "403": "The Host is not this machine.",
+    "404": "No such model or id.",
+    "413": "The body is too large.",
+    "415": "The body is compressed in a way that is not read here.",
+    "429": "Too much work is waiting; see Retry-After.",
+    "503": "The engine is loading or starting again; see Retry-After.",
+}
+
+
+def describe(routes: Sequence[BaseRoute]) -> dict[str, Any]:
+    """An OpenAPI 3.1 document of these routes."""
+    found = [route for route in routes if isinstance(route, Route)]
+    types = [kind for route in found if (kind := _request_type(route)) is not None]
+    unique = list(dict.fromkeys(types))
+    schemas, components = msgspec.json.schema_components(unique, ref_template=_SCHEMAS)
+    references = dict(zip(unique, schemas, strict=True))
+    paths: dict[str, Any] = {}
+    for route in found:
+        path = route.path.replace(":path}", "}")
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            operation = _operation(route, references)
+            paths.setdefault(path, {})[method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "mlx-cb",
+            "version": "1",
+            "description": "OpenAI, Anthropic, Ollama, llama.cpp and LM Studio APIs of one server.",
+        },
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _request_type(route: Route) -> type | None:
+    return getattr(route.endpoint, "request_type", None)
+
+
+def _operation(route: Route, references: dict[type, dict[str, Any]]) -> dict[str, Any]:
+    kind = _request_type(route)
+    source = kind if kind is not None else route.endpoint
+    summary = (inspect.getdoc(source) or route.path).split("\n")[0]
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "responses": {
+            "200": {"description": "The answer; a stream if the request asks for one."},
+            **{status: {"description": text} for status, text in _FAILURES.items()},
+        },
+    }
+    if kind is not None:
+        content = {"application/json": {"schema": references[kind]}}
+        operation["requestBody"] = {"required": True, "content": content}
+    names = route.param_convertors
+    if names:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
+    return operation
+
+
+def _page(document: dict[str, Any]) -> str:
+    """A small page that lists the paths and the fields of their bodies."""
+    parts = []
+    schemas = document["components"]["schemas"]
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            parts.append(f"<h3><code>{method.upper()} {html.escape(path)}</code></h3>")
+            parts.append(f"<p>{html.escape(operation['summary'])}</p>")
+            body = operation.get("requestBody")
+            if body:
+                name = body["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+                fields = ", ".join(schemas[name].get("properties", {}))
+                parts.append(f"<p><small>{html.escape(fields)}</small></p>")
+    style = "body{font:16px system-ui;max-width:50rem;margin:2rem auto;padding:0 1rem}"
+    head = f"<!doctype html><meta charset=utf-8><title>mlx-cb API</title><style>{style}</style>"
+    return (
+        head + '<h1>mlx-cb API</h1><p><a href="openapi.json">openapi.json</a></p>' + "".join(parts)
+    )
+
+
+def routes(described: Sequence[BaseRoute]) -> list[BaseRoute]:
+    """`/openapi.json` and `/docs` for these routes."""
+    document = describe(described)
+    encoded, page = msgspec.json.encode(document), _page(document)
+
+    async def openapi(request: Request) -> Response:
+        return Response(encoded, media_type="application/json")
+
+    async def docs(request: Request) -> Response:
+        return HTMLResponse(page)
+
+    return [Route("/openapi.json", openapi), Route("/docs", docs)]
