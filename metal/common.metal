@@ -1,0 +1,28 @@
+// Parts that kernels ask for with `// header: part ...`; only those are compiled in.
+// Rule for the lint: convert to the element type T with static_cast<T>(x) only, to float with float(x).
+
+// part: loads
+// One element of the KV pool as float. Overloads by storage: the pool's type decides at compile time.
+// `at` counts elements from the pool's start; scales and biases hold one value per 32 elements.
+METAL_FUNC float load_kv(const device float* p, const device half* s, const device half* b, size_t at) { return p[at]; }
+METAL_FUNC float load_kv(const device half* p, const device half* s, const device half* b, size_t at) { return float(p[at]); }
+METAL_FUNC float load_kv(const device bfloat16_t* p, const device half* s, const device half* b, size_t at) { return float(p[at]); }
+METAL_FUNC float load_kv(const device int8_t* p, const device half* s, const device half* b, size_t at) {
+  return float(s[at / 32]) * float(p[at]);
+}
+METAL_FUNC float load_kv(const device uint32_t* p, const device half* s, const device half* b, size_t at) {
+  // little-endian words: element i is nibble i % 2 of byte i / 2
+  uint byte = ((const device uchar*)p)[at / 2];
+  return float(s[at / 32]) * float((byte >> (4 * (at & 1))) & 15) + float(b[at / 32]);
+}
+
+// part: softcap
+METAL_FUNC float soft_cap(float x, float cap) { return cap * precise::tanh(x / cap); }
+
+// part: fragments
+// 8x8 matrices are filled element by element: every lane owns row `r`, columns `c` and `c + 1`
+// (the layout MLX's own attention relies on), so any storage type converts to float on the way.
+METAL_FUNC void lane_place(uint lane, thread int& r, thread int& c) {
+  r = int((lane / 4) & 4) + int((lane / 2) % 4);
+  c = int((lane / 4) & 2) * 2 + int(lane % 2) * 2;
+}
