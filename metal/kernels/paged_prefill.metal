@@ -33,8 +33,11 @@ const size_t table = size_t(seq) * max_blocks;
 
 for (int i = thread_id; i < BQ * D; i += THREADS) {
   const int row = row0 + i / D;
-  q_tile[i / D * LDQ + i % D] =
-      row < q_end ? q[(size_t(q_start + row) * heads + head) * D + i % D] : static_cast<T>(0.0f);
+  T x = static_cast<T>(0.0f);
+  if (row < q_end) {
+    x = q[(size_t(q_start + row) * heads + head) * D + i % D];
+  }
+  q_tile[i / D * LDQ + i % D] = x;
 }
 
 simdgroup_float8x8 o[NV];

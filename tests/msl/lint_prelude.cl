@@ -47,6 +47,13 @@ void threadgroup_barrier(mem_flags); void simdgroup_barrier(mem_flags);
 LINT_SIMD(float) LINT_SIMD(half) LINT_SIMD(int) LINT_SIMD(uint)
 uint simd_or(uint); uint simd_and(uint); bool simd_any(bool); bool simd_all(bool);
 
+// renamed: clang has OpenCL atomics of the same names
+#define atomic_uint metal_atomic_uint
+#define atomic_fetch_add_explicit metal_fetch_add
+#define atomic_load_explicit metal_load
+#define atomic_store_explicit metal_store
+#define memory_order metal_order
+#define memory_order_relaxed metal_relaxed
 enum memory_order { memory_order_relaxed };
 struct atomic_uint { uint value; };
 #define LINT_ATOMIC(AS) \
