@@ -84,7 +84,8 @@ def _major(path: str) -> int:
 @cache
 def _shim_digest() -> str:
     digest = hashlib.sha256()
-    for path in [*sorted((HERE / "shim").iterdir()), HERE / "runtime.c"]:
+    files = sorted(p for p in (HERE / "shim").rglob("*") if p.is_file())
+    for path in [*files, HERE / "runtime.c"]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
