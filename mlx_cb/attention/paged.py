@@ -7,7 +7,7 @@ steps, requests or layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import mlx.core as mx
 import numpy as np
@@ -105,10 +105,12 @@ def unused(dtype: mx.Dtype) -> mx.array:
     return mx.zeros((8,), dtype)
 
 
+@lru_cache(maxsize=1024)
 def int_row(*values: int) -> mx.array:
     return mx.array(np.array([*values, *[0] * (8 - len(values))], np.int32))
 
 
+@lru_cache(maxsize=1024)
 def float_row(*values: float) -> mx.array:
     return mx.array(np.array([*values, *[0.0] * (8 - len(values))], np.float32))
 
