@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from mlx_cb.attention.kernels import KernelCall, Launcher, load_kernel, pad_elements
+from mlx_cb.attention.kernels import MIN_ELEMENTS, KernelCall, Launcher, load_kernel, pad_elements
 from mlx_cb.attention.paged import int_row
 
 _SIMDGROUPS = 8
@@ -27,6 +27,8 @@ def qmm_small_call(
             f"qmm_small: {rows} rows, {bits} bits, groups of {group_size}; takes 1 to {MAX_ROWS} rows, "
             "4 or 8 bits, groups of 32, 64 or 128"
         )
+    if scales.size < MIN_ELEMENTS:
+        raise ValueError(f"qmm_small: {scales.size} groups of weights; takes {MIN_ELEMENTS} or more")
     # the row count is rounded up to a power of two: four compiled variants instead of sixteen
     padded = 1 << (rows - 1).bit_length()
     columns = _COLUMNS if padded <= 8 else 2
