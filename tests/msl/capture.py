@@ -105,7 +105,6 @@ def write_kernel(call: KernelCall) -> str:
     """The same text from our own reading of MLX's rules; compared with `capture` in the tests."""
     kernel = call.kernel
     values = [_template_value(value) for _, value in call.template]
-    name = "_".join(["custom_kernel_" + kernel.name, *(v.replace("-", "m") for v in values)])
     name = _kernel_name(call, values)
     lines = []
     for text, array in zip(kernel.inputs, call.inputs, strict=True):
@@ -140,8 +139,7 @@ def _kernel_name(call: KernelCall, values: list[str]) -> str:
     parts = ["custom_kernel_" + call.kernel.name + "_"]
     parts += [re.sub(r"[^A-Za-z0-9_]", "", v) for v in values]
     for array in call.inputs:
-        suffix = "c" if array.size < MIN_ELEMENTS else ""
-        suffix += "s" if array.ndim == 0 else ""
-        parts.append(TYPE_NAMES[array.dtype] + suffix)
+        space = "s" if array.ndim == 0 else "c" if array.size < MIN_ELEMENTS else ""
+        parts.append(TYPE_NAMES[array.dtype] + space)
     parts += [TYPE_NAMES[dtype] for dtype in call.output_dtypes]
     return "_".join(parts)

@@ -111,11 +111,13 @@ static void order_lanes(Group *g) {
 static int pick_group(int after) { /* a simdgroup that can run, or -1 */
   int start = run->schedule == 2 ? (int)(next_random() % group_count) : after;
   for (int i = 0; i < group_count; i++) {
-    int step = run->schedule == 1 ? group_count - i : i, g = (start + step) % group_count;
+    int g = (run->schedule == 1 ? start - i + group_count : start + i) % group_count;
     if (groups[g].state == RUNNABLE) return g;
   }
   return -1;
 }
+
+static int first_group(void) { return run->schedule == 1 ? group_count - 1 : 0; }
 
 static void leave(void *abandon) { /* back to the dispatcher; an abandoned threadgroup never resumes */
   if (abandon) report->aborted = 1;
@@ -159,7 +161,7 @@ static void finish_round(Group *g) { /* every lane of g has stopped: do what the
     if (run->schedule != 2) return;
   } else g->state = first->state;
   int next = pick_group(g - groups);
-  if (next < 0) { release_barrier(); next = pick_group(0); }
+  if (next < 0) { release_barrier(); next = pick_group(first_group()); }
   current_group = next;
 }
 
@@ -374,7 +376,7 @@ static void run_threadgroup(const uint32_t tg[3], const uint32_t count[3]) {
     order_lanes(group);
   }
   for (int i = 0; i < lane_count; i++) prepare_lane(i, tg, count);
-  current_group = run->schedule == 1 ? group_count - 1 : pick_group(0);
+  current_group = pick_group(first_group());
   msl_lane = groups[current_group].order[0];
   msl_switch(&main_sp, lanes[msl_lane].sp);
 }
