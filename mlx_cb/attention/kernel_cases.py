@@ -1,4 +1,4 @@
-"""Vectors for every kernel: random problems with a float64 answer, for the test bench and for selftest.
+"""Random problems for every attention kernel, with a float64 answer.
 
 Owns: what is generated (poisoned stale memory included) and how an answer is judged. Knows nothing
 about who launches the kernels.
@@ -29,7 +29,7 @@ TOLERANCE = {mx.float16: 2e-3, mx.bfloat16: 2e-2, mx.float32: 1e-5}
 class Problem:
     """One kernel's arguments, ready to launch.
 
-    `run` takes the launcher; `calls` are its dispatches (the second, if any, takes the outputs of the
+    `run` takes the launcher; `calls` are its dispatches (a second one takes the outputs of the
     first as its first inputs).
     """
 
@@ -188,8 +188,12 @@ def quantize_reference(x: np.ndarray, bits: int) -> QuantizedRows:
     codes = codes.clip(*limits).reshape(x.shape)
     scale[stale] = np.nan
     if bits == 8:
-        return QuantizedRows(mx.array(codes.astype(np.int8)), mx.array(scale), mx.zeros((8,), mx.float16))
-    words = codes.astype(np.uint32).reshape(*x.shape[:-1], -1, 8) << np.arange(0, 32, 4, dtype=np.uint32)
+        return QuantizedRows(
+            mx.array(codes.astype(np.int8)), mx.array(scale), mx.zeros((8,), mx.float16)
+        )
+    words = codes.astype(np.uint32).reshape(*x.shape[:-1], -1, 8) << np.arange(
+        0, 32, 4, dtype=np.uint32
+    )
     packed = np.bitwise_or.reduce(words, -1)
     return QuantizedRows(mx.array(packed), mx.array(scale), mx.array(bias))
 
@@ -204,7 +208,7 @@ def dequantized(rows: QuantizedRows) -> np.ndarray:
 
 @dataclass(frozen=True)
 class QuantizeCase:
-    """A problem of kv_quantize; the answer is judged after dequantization, in steps of the scale."""
+    """A problem of kv_quantize; judged after dequantization, in steps of the scale."""
 
     dtype: mx.Dtype = mx.float16
     bits: int = 8
@@ -212,13 +216,17 @@ class QuantizeCase:
 
     @property
     def name(self) -> str:
-        return f"kv_quantize {str(self.dtype).removeprefix('mlx.core.')} bits={self.bits} {self.shape}"
+        return (
+            f"kv_quantize {str(self.dtype).removeprefix('mlx.core.')} bits={self.bits} {self.shape}"
+        )
 
     def build(self, seed: int = 0) -> Problem:
         from .kv_quantize import quantize_call
 
         rng = np.random.default_rng(seed)
-        x = _rounded(rng.standard_normal(self.shape) * rng.uniform(0.1, 9, (*self.shape[:-1], 1)), self.dtype)
+        x = _rounded(
+            rng.standard_normal(self.shape) * rng.uniform(0.1, 9, (*self.shape[:-1], 1)), self.dtype
+        )
         x[0, ..., :32] = 0.0  # a group without spread has scale 0
         expected = dequantized(quantize_reference(x, self.bits))
         rows = mx.array(x).astype(self.dtype)
@@ -228,7 +236,13 @@ class QuantizeCase:
 
         # a value halfway between two codes may round either way: one step of the largest scale
         step = float(np.abs(x).max()) * (1 / 127 if self.bits == 8 else 2 / 15)
-        return Problem(self.name, expected, 1.01 * step / np.abs(expected).max(), [quantize_call(rows, self.bits)], run)
+        return Problem(
+            self.name,
+            expected,
+            1.01 * step / np.abs(expected).max(),
+            [quantize_call(rows, self.bits)],
+            run,
+        )
 
 
 @dataclass(frozen=True)
@@ -246,15 +260,24 @@ class MlaCase:
     @property
     def name(self) -> str:
         dtype = str(self.dtype).removeprefix("mlx.core.")
-        return f"mla_decode {dtype} H={self.heads} {self.dim}/{self.value_dim} ctx={self.contexts} part={self.tuning.partition}"
+        shape = f"H={self.heads} {self.dim}/{self.value_dim} ctx={self.contexts}"
+        return f"mla_decode {dtype} {shape} part={self.tuning.partition}"
 
     def build(self, seed: int = 0) -> Problem:
         rng = np.random.default_rng(seed)
         store = _PagedStore(
-            AttentionCase(dtype=self.dtype, dim=self.dim, value_dim=8, block_size=self.block_size, contexts=self.contexts),
+            AttentionCase(
+                dtype=self.dtype,
+                dim=self.dim,
+                value_dim=8,
+                block_size=self.block_size,
+                contexts=self.contexts,
+            ),
             rng,
         )
-        queries = _rounded(rng.standard_normal((len(self.contexts), self.heads, self.dim)), self.dtype)
+        queries = _rounded(
+            rng.standard_normal((len(self.contexts), self.heads, self.dim)), self.dtype
+        )
         mask = Mask(self.dim**-0.5)
         expected = np.concatenate(
             [
@@ -271,7 +294,11 @@ class MlaCase:
             self.tuning,
         )
         return Problem(
-            self.name, expected, TOLERANCE[self.dtype], mla_calls(*arguments), lambda launch: mla_decode(*arguments, launch)
+            self.name,
+            expected,
+            TOLERANCE[self.dtype],
+            mla_calls(*arguments),
+            lambda launch: mla_decode(*arguments, launch),
         )
 
 

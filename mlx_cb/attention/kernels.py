@@ -1,8 +1,8 @@
 """The text of our Metal kernels, and one call of one of them as a value.
 
-Owns: finding and reading `metal/`, what a kernel's file header declares, and the launcher that hands a
-call to MLX. Knows nothing about attention. A launcher is any function from a KernelCall to output
-arrays; the Metal one is here, the emulator (tests/msl) is another.
+Owns: finding and reading `metal/`, what a kernel's file header declares, and the launcher that
+hands a call to MLX. Knows nothing about attention. A launcher is any function from a KernelCall
+to output arrays; the Metal one is here, the emulator (tests/msl) is another.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ def quantize_call(rows: mx.array, bits: int) -> KernelCall:
     *outer, dim = rows.shape
     if bits not in (4, 8) or dim % QUANT_GROUP:
         raise ValueError(
-            f"kv_quantize: {bits} bits of head dim {dim}; needs 4 or 8 bits and a head dim that is a "
-            f"multiple of {QUANT_GROUP}"
+            f"kv_quantize: {bits} bits of head dim {dim}; needs 4 or 8 bits and a head dim that "
+            f"is a multiple of {QUANT_GROUP}"
         )
     groups = rows.size // QUANT_GROUP
     per_row = (*outer, dim // QUANT_GROUP)

@@ -1,8 +1,8 @@
-"""The attention backend over our Metal kernels. Every kernel variant proves itself at its first use.
+"""The attention backend over our Metal kernels; every variant proves itself at its first use.
 
 Owns: which rows of a step go to which kernel, and which variants are switched off. The launcher is
 given: on a Mac MLX's, in tests the emulator's. A variant that fails to compile, or that disagrees
-with the float64 oracle on a small made-up problem of the same shape, is switched off by name, with a
+with the float64 oracle on a small made-up problem of its shape, is switched off by name, with a
 warning; the reference backend then serves its rows. Knows nothing about requests or models.
 """
 
@@ -97,9 +97,15 @@ class MetalBackend(AttentionBackend):
         rows = queries[part.start : part.stop]
         spec = layer.spec
         variant = Variant(
-            part.kernel, rows.dtype, spec.dtype, spec.key_dim, spec.value_dim,
-            rows.shape[1] // spec.num_kv_heads, spec.window is not None, sinks is not None,
-        )  # fmt: skip
+            part.kernel,
+            rows.dtype,
+            spec.dtype,
+            spec.key_dim,
+            spec.value_dim,
+            rows.shape[1] // spec.num_kv_heads,
+            spec.window is not None,
+            sinks is not None,
+        )
         if not self._is_usable(variant):
             return self._reference(part).attend(layer, rows, scale, sinks)
         pool = KVPool.dense(layer.keys, layer.values)
@@ -130,8 +136,9 @@ class MetalBackend(AttentionBackend):
             self.switched_off[variant] = reason
             _log.warning(
                 "Metal kernel %s is switched off, the slower reference path serves: %s",
-                variant, reason,
-            )  # fmt: skip
+                variant,
+                reason,
+            )
         return False
 
     def _fault(self, variant: Variant) -> str | None:

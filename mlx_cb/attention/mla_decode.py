@@ -1,4 +1,4 @@
-"""Builds the calls of mla_decode: absorbed MLA, one new token per sequence, one latent for all heads."""
+"""Builds the calls of mla_decode: absorbed MLA, one new token per sequence."""
 
 from __future__ import annotations
 
@@ -32,33 +32,47 @@ def mla_calls(
     decode = KernelCall(
         load_kernel("mla_decode"),
         (
-            queries, latent, tables, lengths,
-            int_row(parts, context.block_tables.shape[1], heads), float_row(scale),
+            queries,
+            latent,
+            tables,
+            lengths,
+            int_row(parts, context.block_tables.shape[1], heads),
+            float_row(scale),
         ),
         (
-            ("T", queries.dtype), ("TO", out_type), ("DK", dim), ("DV", value_dim),
-            ("BS", latent.shape[1]), ("HB", head_block), ("NSL", _SLICES),
-            ("TK", 16 if queries.dtype.size == 2 else 8), ("PART", partition),
+            ("T", queries.dtype),
+            ("TO", out_type),
+            ("DK", dim),
+            ("DV", value_dim),
+            ("BS", latent.shape[1]),
+            ("HB", head_block),
+            ("NSL", _SLICES),
+            ("TK", 16 if queries.dtype.size == 2 else 8),
+            ("PART", partition),
         ),
         (threads, blocks, count * parts),
         (threads, 1, 1),
         ((count, heads, parts, value_dim), (count, heads, parts, 2) if split else (8,)),
         (out_type, mx.float32),
-    )  # fmt: skip
+    )
     if not split:
         return [decode]
     merge = KernelCall(
         load_kernel("paged_decode_merge"),
         (lengths, sink_array(None), int_row(parts, 0, heads)),
         (
-            ("T", queries.dtype), ("DV", value_dim), ("ROWS", 1), ("PART", partition),
-            ("SINKS", False), ("WINDOW", False),
+            ("T", queries.dtype),
+            ("DV", value_dim),
+            ("ROWS", 1),
+            ("PART", partition),
+            ("SINKS", False),
+            ("WINDOW", False),
         ),
         (32, heads, count),
         (32, 1, 1),
         ((count, heads, value_dim),),
         (queries.dtype,),
-    )  # fmt: skip
+    )
     return [decode, merge]
 
 

@@ -1,7 +1,7 @@
 """What the kernels must compute, in float64 numpy, written to be read rather than to be fast.
 
-Owns: attention, affine dequantization, matmul and the sampler's cut as formulas. Knows nothing about
-pools, tiles or MLX.
+Owns: attention, affine dequantization, matmul and the sampler's cut as formulas. Knows nothing
+about pools, tiles or MLX.
 """
 
 from __future__ import annotations

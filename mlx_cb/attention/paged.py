@@ -1,7 +1,7 @@
 """Arrays and numbers that all paged attention kernels take.
 
-Owns: the storage formats of a KV pool, and the padding of small metadata arrays. Knows nothing about
-steps, requests or layers.
+Owns: the storage formats of a KV pool, and the padding of small metadata arrays. Knows nothing
+about steps, requests or layers.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ class KVPool:
 
     @staticmethod
     def quantized(keys: QuantizedRows, values: QuantizedRows) -> KVPool:
-        return KVPool(
-            keys.codes, values.codes, keys.scale, values.scale, keys.bias, values.bias
-        )
+        return KVPool(keys.codes, values.codes, keys.scale, values.scale, keys.bias, values.bias)
 
     @property
     def block_size(self) -> int:
@@ -58,14 +56,12 @@ class KVPool:
         return self.values.shape[3] * (8 if self.values.dtype == mx.uint32 else 1)
 
     def arrays(self) -> tuple[mx.array, ...]:
-        return (
-            self.keys, self.values, self.k_scale, self.v_scale, self.k_bias, self.v_bias
-        )  # fmt: skip
+        return (self.keys, self.values, self.k_scale, self.v_scale, self.k_bias, self.v_bias)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedRows:
-    """codes int8 (..., D) or uint32 (..., D / 8); scale float16 (..., D / 32); bias alike (4-bit)."""
+    """codes int8 (..., D) or uint32 (..., D / 8); scale and (4-bit) bias float16 (..., D / 32)."""
 
     codes: mx.array
     scale: mx.array
@@ -122,6 +118,11 @@ def sink_array(sinks: mx.array | None) -> mx.array:
 def with_inputs(call: KernelCall, first: list[mx.array]) -> KernelCall:
     """The call with the outputs of an earlier one before its own inputs."""
     return KernelCall(
-        call.kernel, (*first, *call.inputs), call.template, call.grid, call.threadgroup,
-        call.output_shapes, call.output_dtypes,
-    )  # fmt: skip
+        call.kernel,
+        (*first, *call.inputs),
+        call.template,
+        call.grid,
+        call.threadgroup,
+        call.output_shapes,
+        call.output_dtypes,
+    )

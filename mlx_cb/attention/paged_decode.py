@@ -98,7 +98,7 @@ def decode_calls(
     sinks: mx.array | None,
     tuning: Tuning,
 ) -> list[KernelCall]:
-    """The one or two calls of paged_decode; the second's first two inputs are the first's outputs."""
+    """The one or two calls of paged_decode; the second's first inputs are the first's outputs."""
     total, heads, dim = queries.shape
     rows, kv_heads, value_dim = shape.rows, pool.kv_heads, pool.value_dim()
     count, group = total // rows, heads // kv_heads
@@ -115,11 +115,20 @@ def decode_calls(
         ("SOFTCAP", shape.softcap is not None),
     )
     template = (
-        ("T", queries.dtype), ("TO", mx.float32 if plan.partition else queries.dtype), ("D", dim),
-        ("DV", value_dim), ("BS", pool.block_size), ("G", group), ("ROWS", rows),
-        ("HPT", plan.heads_per_simdgroup), ("NH", plan.head_simdgroups),
-        ("NK", plan.key_simdgroups), ("TK", plan.tile), ("PART", plan.partition), *flags,
-    )  # fmt: skip
+        ("T", queries.dtype),
+        ("TO", mx.float32 if plan.partition else queries.dtype),
+        ("D", dim),
+        ("DV", value_dim),
+        ("BS", pool.block_size),
+        ("G", group),
+        ("ROWS", rows),
+        ("HPT", plan.heads_per_simdgroup),
+        ("NH", plan.head_simdgroups),
+        ("NK", plan.key_simdgroups),
+        ("TK", plan.tile),
+        ("PART", plan.partition),
+        *flags,
+    )
     dims = int_row(parts, context.block_tables.shape[1], kv_heads, shape.window or 0)
     scalars = float_row(shape.scale, shape.softcap or 0.0)
     out_shape = (total, heads, parts, value_dim)
@@ -137,11 +146,16 @@ def decode_calls(
     merge = KernelCall(
         load_kernel("paged_decode_merge"),
         (lengths, sink_array(sinks), int_row(parts, 0, heads, shape.window or 0)),
-        (("T", queries.dtype), ("DV", value_dim), ("ROWS", rows), ("PART", plan.partition),
-         *flags[:2]),
+        (
+            ("T", queries.dtype),
+            ("DV", value_dim),
+            ("ROWS", rows),
+            ("PART", plan.partition),
+            *flags[:2],
+        ),
         (32, heads, total),
         (32, 1, 1),
         ((total, heads, value_dim),),
         (queries.dtype,),
-    )  # fmt: skip
+    )
     return [decode, merge]

@@ -39,7 +39,7 @@ class PrefillChunks:
     """The query rows of a step, on the host and for the kernel.
 
     Attributes:
-        starts: int32 (S + 1,): chunk s is rows starts[s] to starts[s + 1] of the queries, and its last
+        starts: int32 (S + 1,): chunk s is rows starts[s] to starts[s + 1] of the queries; its last
             row is the last token of context s.
     """
 
@@ -94,23 +94,34 @@ def prefill_call(
     return KernelCall(
         load_kernel("paged_prefill"),
         (
-            queries, *pool.arrays(), tables, lengths,
+            queries,
+            *pool.arrays(),
+            tables,
+            lengths,
             pad_elements(mx.array(chunks.starts.astype(np.int32))),
-            pad_elements(mx.array(work.reshape(-1))), sink_array(sinks),
+            pad_elements(mx.array(work.reshape(-1))),
+            sink_array(sinks),
             int_row(pool.kv_heads, context.block_tables.shape[1], shape.window or 0),
             float_row(shape.scale, shape.softcap or 0.0),
         ),
         (
-            ("T", queries.dtype), ("D", dim), ("DV", dims[1]), ("BS", pool.block_size),
-            ("BQ", plan.rows), ("TKV", plan.tile), ("DSPLIT", plan.splits), ("G", group),
-            ("SINKS", sinks is not None), ("WINDOW", shape.window is not None),
+            ("T", queries.dtype),
+            ("D", dim),
+            ("DV", dims[1]),
+            ("BS", pool.block_size),
+            ("BQ", plan.rows),
+            ("TKV", plan.tile),
+            ("DSPLIT", plan.splits),
+            ("G", group),
+            ("SINKS", sinks is not None),
+            ("WINDOW", shape.window is not None),
             ("SOFTCAP", shape.softcap is not None),
         ),
         (threads * len(work), heads, 1),
         (threads, 1, 1),
         ((queries.shape[0], heads, dims[1]),),
         (queries.dtype,),
-    )  # fmt: skip
+    )
 
 
 def paged_prefill(

@@ -73,14 +73,15 @@ def load_test_bench() -> ModuleType:
     spec = importlib.util.spec_from_file_location(
         "mlx_cb_msl", folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["mlx_cb_msl"] = module
     spec.loader.exec_module(module)
     toolchain = importlib.import_module("mlx_cb_msl.toolchain")
     try:
         toolchain.find_toolchain()
-    except toolchain.ToolchainMissing as error:
+    except toolchain.MissingToolchainError as error:
         del sys.modules["mlx_cb_msl"]
         raise MlxCbError(f"attention 'emulator' cannot run here: {error}") from error
     importlib.import_module("mlx_cb_msl.emulator")

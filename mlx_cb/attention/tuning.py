@@ -1,8 +1,8 @@
 """How the kernels are cut into simdgroups, tiles and partitions on each GPU generation.
 
-Owns: the numbers, their defaults, and the JSON file that `mlx-cb selftest --bench` writes with what it
-measured on this machine. The defaults come from published work on other kernels (reference/metal.md
-§2); none was measured by us. Knows nothing about kernels' texts.
+Owns: the numbers, their defaults, and the JSON file that `mlx-cb selftest --bench` writes with
+what it measured on this machine. The defaults come from published work on other kernels
+(reference/metal.md §2); none was measured by us. Knows nothing about kernels' texts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Metal kernels outside attention: the matmul of few rows with quantized weights, and the sampler's cut.
+"""Metal kernels outside attention: quantized matmul of few rows, and the sampler's cut.
 
 Owns: building their calls, and which shapes they accept. Knows nothing about layers or requests.
 """
@@ -24,11 +24,13 @@ def qmm_small_call(
     n = w.shape[0]
     if not 1 <= rows <= MAX_ROWS or bits not in (4, 8) or group_size not in (32, 64, 128):
         raise ValueError(
-            f"qmm_small: {rows} rows, {bits} bits, groups of {group_size}; takes 1 to {MAX_ROWS} rows, "
-            "4 or 8 bits, groups of 32, 64 or 128"
+            f"qmm_small: {rows} rows, {bits} bits, groups of {group_size}; takes 1 to {MAX_ROWS} "
+            "rows, 4 or 8 bits, groups of 32, 64 or 128"
         )
     if scales.size < MIN_ELEMENTS:
-        raise ValueError(f"qmm_small: {scales.size} groups of weights; takes {MIN_ELEMENTS} or more")
+        raise ValueError(
+            f"qmm_small: {scales.size} groups of weights; takes {MIN_ELEMENTS} or more"
+        )
     # the row count is rounded up to a power of two: four compiled variants instead of sixteen
     padded = 1 << (rows - 1).bit_length()
     columns = _COLUMNS if padded <= 8 else 2
@@ -58,7 +60,7 @@ def qmm_small(
 
     Args:
         x: (M, K), M <= 16.
-        w: uint32 (N, K * bits / 32), with scales and biases (N, K / group_size): MLX's affine format.
+        w: uint32 (N, K * bits / 32); scales, biases: (N, K / group_size): MLX's affine format.
 
     Returns:
         (M, N) of x's type.
@@ -80,7 +82,13 @@ def sample_rows_call(
     rows, vocabulary = logits.shape
     return KernelCall(
         load_kernel("sample_rows"),
-        (logits, pad_elements(top_k), pad_elements(top_p), pad_elements(min_p), int_row(vocabulary)),
+        (
+            logits,
+            pad_elements(top_k),
+            pad_elements(top_p),
+            pad_elements(min_p),
+            int_row(vocabulary),
+        ),
         (("NSG", simdgroups),),
         (32 * simdgroups * rows, 1, 1),
         (32 * simdgroups, 1, 1),

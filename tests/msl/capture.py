@@ -75,11 +75,16 @@ def _trace(call: KernelCall) -> str:
     def traced(*arrays: mx.array) -> list[mx.array]:
         return launch_metal(
             KernelCall(
-                call.kernel, arrays, call.template, call.grid, call.threadgroup,
-                call.output_shapes, call.output_dtypes,
+                call.kernel,
+                arrays,
+                call.template,
+                call.grid,
+                call.threadgroup,
+                call.output_shapes,
+                call.output_dtypes,
             ),
             verbose=True,
-        )  # fmt: skip
+        )
 
     libc = ctypes.CDLL(None)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as sink:
@@ -125,7 +130,7 @@ def write_kernel(call: KernelCall) -> str:
     return (
         f"{kernel.header}template <{parameters}>\n[[kernel]] void {name}(\n"
         + ",\n".join(lines)
-        + f") {{\n{kernel.source}\n}}\n\ntemplate [[host_name(\"{name}\")]] [[kernel]] "
+        + f') {{\n{kernel.source}\n}}\n\ntemplate [[host_name("{name}")]] [[kernel]] '
         f"decltype({name}<{shown}>) {name}<{shown}>;\n\n"
     )
 

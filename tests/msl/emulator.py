@@ -1,7 +1,8 @@
 """Runs captured Metal kernels on the CPU and reports what they did wrong and how much they moved.
 
-Owns: turning mx.arrays into guarded memory and back, compiled kernels, the ctypes side of runtime.c.
-`emulate` is a launcher (mlx_cb.attention.kernels.Launcher): give it where the product gives launch_metal.
+Owns: turning mx.arrays into guarded memory and back, compiled kernels, the ctypes side of
+runtime.c. `emulate` is a launcher (mlx_cb.attention.kernels): give it where the product gives
+launch_metal.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Schedule(IntEnum):
     RANDOM = 2
 
 
-class KernelFault(AssertionError):
+class KernelFaultError(AssertionError):
     """The kernel did something that Metal leaves undefined."""
 
 
@@ -41,10 +42,12 @@ class _Report(ctypes.Structure):
         ("findings", ctypes.c_int32),
         ("aborted", ctypes.c_int32),
         ("text", (ctypes.c_char * 240) * 32),
-        *((name, ctypes.c_int64) for name in
-          ("simd_ops", "mma_ops", "barriers", "threadgroups", "threadgroup_bytes")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("simd_ops", "mma_ops", "barriers", "threadgroups", "threadgroup_bytes")
+        ),
         *((name, ctypes.c_int64 * MAX_BUFFERS) for name in ("read", "written", "unique_read")),
-    )  # fmt: skip
+    )
 
 
 class _Dispatch(ctypes.Structure):
@@ -135,9 +138,17 @@ def run_text(
             else:
                 ctypes.memmove(pointers[i], b.contents.ctypes.data, b.bytes)
         dispatch = _Dispatch(
-            entry, pointers, sizes, writable, count, int(schedule), int(check), seed,
-            (ctypes.c_uint32 * 3)(*grid), (ctypes.c_uint32 * 3)(*threadgroup),
-        )  # fmt: skip
+            entry,
+            pointers,
+            sizes,
+            writable,
+            count,
+            int(schedule),
+            int(check),
+            seed,
+            (ctypes.c_uint32 * 3)(*grid),
+            (ctypes.c_uint32 * 3)(*threadgroup),
+        )
         runtime.msl_dispatch(ctypes.byref(dispatch), ctypes.byref(raw))
         outputs = [
             np.frombuffer(ctypes.string_at(pointers[i], b.bytes), np.uint8)
@@ -157,10 +168,17 @@ def _read_report(raw: _Report, names: list[str]) -> Report:
     if raw.findings > shown:
         findings.append(f"... and {raw.findings - shown} more")
     return Report(
-        findings, raw.simd_ops, raw.mma_ops, raw.barriers, raw.threadgroups, raw.threadgroup_bytes,
-        *(dict(zip(names, list(getattr(raw, field)), strict=False))
-          for field in ("read", "written", "unique_read")),
-    )  # fmt: skip
+        findings,
+        raw.simd_ops,
+        raw.mma_ops,
+        raw.barriers,
+        raw.threadgroups,
+        raw.threadgroup_bytes,
+        *(
+            dict(zip(names, list(getattr(raw, field)), strict=False))
+            for field in ("read", "written", "unique_read")
+        ),
+    )
 
 
 _WIDTH_VIEWS = {mx.bfloat16: mx.uint16}
@@ -203,9 +221,14 @@ def emulate_report(
     ):
         buffers.append(Buffer(name, None, int(np.prod(shape)) * dtype.size))
     raw, report = run_text(
-        executable(source), buffers, call.grid, call.threadgroup,
-        schedule=schedule, check=check, seed=seed,
-    )  # fmt: skip
+        executable(source),
+        buffers,
+        call.grid,
+        call.threadgroup,
+        schedule=schedule,
+        check=check,
+        seed=seed,
+    )
     outputs = [
         bytes_array(r, shape, dtype)
         for r, shape, dtype in zip(raw, call.output_shapes, call.output_dtypes, strict=True)
@@ -214,8 +237,8 @@ def emulate_report(
 
 
 def emulate(call: KernelCall) -> list[mx.array]:
-    """The launcher: run the call now, raise KernelFault on any finding."""
+    """The launcher: run the call now, raise KernelFaultError on any finding."""
     outputs, report = emulate_report(call)
     if report.findings:
-        raise KernelFault(f"{call.kernel.name}: " + "; ".join(report.findings))
+        raise KernelFaultError(f"{call.kernel.name}: " + "; ".join(report.findings))
     return outputs

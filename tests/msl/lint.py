@@ -18,7 +18,7 @@ _ARRAY = "threadgroup {type} (&{name}){dims} = *(threadgroup {type} (*){dims})li
 
 # what is wrong, where it shows
 TEXT_RULES = {
-    "a float literal needs the suffix f: Metal has no double": r"(?<![\w.])\d+\.\d*(?:e[+-]?\d+)?(?![\w.])",
+    "a float literal needs the suffix f": r"(?<![\w.])\d+\.\d*(?:e[+-]?\d+)?(?![\w.])",
     "no lambdas": r"\[[&=]?\]\s*\(",
     "no static variables": r"^\s*static\s",
     "no std": r"\bstd::",

@@ -13,7 +13,7 @@ Row = dict[str, Any]
 def pairwise(parameters: dict[str, list[Any]], allowed: Callable[[Row], bool]) -> list[Row]:
     """Greedy all-pairs: each row is the best of 40 random ones. The result never changes.
 
-    `allowed` judges complete rows; pairs that no allowed row was found for in 400 tries are dropped.
+    `allowed` judges complete rows; pairs with no allowed row in 400 tries are dropped.
     """
     rng = random.Random(7)
     names = list(parameters)

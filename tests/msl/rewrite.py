@@ -1,7 +1,7 @@
 """The few places where MSL text is not C++: rewritten for execution and for the lint.
 
-Owns: threadgroup arrays, function constants, the explicit instantiation. Everything else of the text
-reaches clang as it is.
+Owns: threadgroup arrays, function constants, the explicit instantiation. Everything else of the
+text reaches clang as it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 _ARRAY = re.compile(r"\bthreadgroup\s+([\w:]+(?:\s*<[^;>]*>)?)\s+(\w+)((?:\s*\[[^\];]+\])+)\s*;")
 _CONSTANT = re.compile(r"constant (\w+) (\w+) \[\[function_constant\((\d+)\)\]\];")
-_INSTANTIATION = re.compile(r"template \[\[host_name\(\"[^\"]*\"\)\]\] \[\[kernel\]\] decltype\((.*)\) (.*);")
+_INSTANTIATION = re.compile(
+    r"template \[\[host_name\(\"[^\"]*\"\)\]\] \[\[kernel\]\] decltype\((.*)\) (.*);"
+)
 _PARAMETER = re.compile(
     r"(?P<type>.*?)\s*(?P<name>\w+)\s*\[\[\s*(?P<attribute>\w+)(?:\((?P<index>\d+)\))?.*\]\]$", re.S
 )
@@ -106,12 +108,10 @@ def executable(text: str, constants: dict[str, object] | None = None) -> str:
 
     `constants` gives the function constants their values.
     """
-    instantiation = None
-    for instantiation in _INSTANTIATION.finditer(text):
-        pass
-    if instantiation is None:
+    found = _INSTANTIATION.findall(text)
+    if not found:
         raise ValueError("the text instantiates no kernel")
-    call = instantiation[1]
+    call = found[-1][0]
     name = call.split("<")[0].strip()
     parameters = parse_parameters(text, name)
     body = _INSTANTIATION.sub("", text)
@@ -121,4 +121,6 @@ def executable(text: str, constants: dict[str, object] | None = None) -> str:
     )
     body = threadgroup_arrays(body, _EXECUTED_ARRAY)
     arguments = ", ".join(_argument(p) for p in parameters)
-    return "#include <metal_stdlib>\n#line 1\n" + body + _ENTRY.format(call=call, arguments=arguments)
+    return (
+        "#include <metal_stdlib>\n#line 1\n" + body + _ENTRY.format(call=call, arguments=arguments)
+    )

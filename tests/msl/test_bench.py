@@ -9,7 +9,7 @@ import pytest
 from mlx_cb.attention.kernels import Kernel, KernelCall, strip_comments
 
 from .capture import capture, write_kernel
-from .emulator import KernelFault, Schedule, emulate, emulate_report
+from .emulator import KernelFaultError, Schedule, emulate, emulate_report
 from .lint import lint, lint_text
 from .matrix import pairwise
 from .rewrite import parse_parameters, threadgroup_arrays
@@ -22,48 +22,89 @@ def toy(body: str, threads: int = 64, group: int = 64, out: int = 64) -> KernelC
     kernel = Kernel("toy", ("x",), ("out",), body + "\n", "")
     x = mx.array(np.arange(64, dtype=np.float32))
     return KernelCall(
-        kernel, (x,), (("T", mx.float32), ("N", 64)), (threads, 1, 1), (group, 1, 1),
-        ((out,),), (mx.float32,),
-    )  # fmt: skip
+        kernel,
+        (x,),
+        (("T", mx.float32), ("N", 64)),
+        (threads, 1, 1),
+        (group, 1, 1),
+        ((out,),),
+        (mx.float32,),
+    )
 
 
-I = "int i = thread_position_in_threadgroup.x; "
-SHARED = "threadgroup float s[N]; " + I
+INDEX = "int i = thread_position_in_threadgroup.x; "
+SHARED = "threadgroup float s[N]; " + INDEX
 
 FAULTS = {
     "race between simdgroups": (
-        SHARED + f"s[i] = 0.0f; {BARRIER} s[63 - i] = x[i]; out[i] = s[i];", "race: threadgroup memory"),
+        SHARED + f"s[i] = 0.0f; {BARRIER} s[63 - i] = x[i]; out[i] = s[i];",
+        "race: threadgroup memory",
+    ),
     "race inside a simdgroup": (
-        SHARED + "s[i] = x[i]; out[i] = s[i ^ 1];", "race: threadgroup memory"),
-    "two threads write one output": (I + "out[i / 2] = 1.0f; out[32 + i / 2] = 1.0f;", "race: buffer 1"),
+        SHARED + "s[i] = x[i]; out[i] = s[i ^ 1];",
+        "race: threadgroup memory",
+    ),
+    "two threads write one output": (
+        INDEX + "out[i / 2] = 1.0f; out[32 + i / 2] = 1.0f;",
+        "race: buffer 1",
+    ),
     "two threadgroups write one output": (
-        "out[thread_position_in_threadgroup.x] = x[0];", "race: buffer 1"),
+        "out[thread_position_in_threadgroup.x] = x[0];",
+        "race: buffer 1",
+    ),
     "uninitialised threadgroup memory": (SHARED + "out[i] = s[i];", "uninitialised read"),
-    "output read before it is written": (I + "out[i] = out[i] + 1.0f;", "uninitialised read: buffer 1"),
-    "input past the end": (I + "out[i] = x[i + 1];", "out of bounds: buffer 0 byte 256 of 256"),
-    "input before the start": (I + "out[i] = x[i - 1];", "out of bounds: buffer 0 byte -4"),
-    "output past the end": (I + "out[i + 1] = x[i]; if (i == 0) { out[0] = 0.0f; }", "out of bounds: buffer 1"),
+    "output read before it is written": (
+        INDEX + "out[i] = out[i] + 1.0f;",
+        "uninitialised read: buffer 1",
+    ),
+    "input past the end": (INDEX + "out[i] = x[i + 1];", "out of bounds: buffer 0 byte 256 of 256"),
+    "input before the start": (INDEX + "out[i] = x[i - 1];", "out of bounds: buffer 0 byte -4"),
+    "output past the end": (
+        INDEX + "out[i + 1] = x[i]; if (i == 0) { out[0] = 0.0f; }",
+        "out of bounds: buffer 1",
+    ),
     "threadgroup array too small": (
-        "threadgroup float s[32]; threadgroup float other[64]; " + I
-        + "other[i] = 0.0f; s[i] = x[i]; " + BARRIER + " out[i] = s[i] + other[i];", "array index out of bounds"),
+        "threadgroup float s[32]; threadgroup float other[64]; "
+        + INDEX
+        + "other[i] = 0.0f; s[i] = x[i]; "
+        + BARRIER
+        + " out[i] = s[i] + other[i];",
+        "array index out of bounds",
+    ),
     "barrier in a divergent branch": (
-        I + f"if (i < 16) {{ {BARRIER} }} out[i] = x[i];", "divergence"),
+        INDEX + f"if (i < 16) {{ {BARRIER} }} out[i] = x[i];",
+        "divergence",
+    ),
     "barrier in one simdgroup": (
-        I + f"if (i < 32) {{ {BARRIER} }} out[i] = x[i];", "divergence: threadgroup_barrier reached by 1 of 2"),
+        INDEX + f"if (i < 32) {{ {BARRIER} }} out[i] = x[i];",
+        "divergence: threadgroup_barrier reached by 1 of 2",
+    ),
     "return before the barrier": (
-        I + f"if (i == 5) {{ return; }} {BARRIER} out[i] = x[i];", "divergence"),
+        INDEX + f"if (i == 5) {{ return; }} {BARRIER} out[i] = x[i];",
+        "divergence",
+    ),
     "simd_sum in a divergent branch": (
-        I + "out[i] = i % 32 < 3 ? simd_sum(x[i]) : simd_max(x[i]);", "divergence"),
+        INDEX + "out[i] = i % 32 < 3 ? simd_sum(x[i]) : simd_max(x[i]);",
+        "divergence",
+    ),
     "too much threadgroup memory": (
-        "threadgroup float s[8193]; " + I + "s[i] = x[i]; out[i] = s[i];", "threadgroup memory: 32772 bytes"),
+        "threadgroup float s[8193]; " + INDEX + "s[i] = x[i]; out[i] = s[i];",
+        "threadgroup memory: 32772 bytes",
+    ),
     "integer overflow": (
-        I + "int big = 2147483647 - int(x[0]); out[i] = x[i] + float(big + i);", "integer overflow in +"),
+        INDEX + "int big = 2147483647 - int(x[0]); out[i] = x[i] + float(big + i);",
+        "integer overflow in +",
+    ),
     "misaligned load": (
-        I + "out[i] = *(const device float*)((const device char*)x + 1 + i);", "misaligned"),
-    "shift by the width": (I + "out[i] = float(1u << (32 + i));", "shift by too much"),
+        INDEX + "out[i] = *(const device float*)((const device char*)x + 1 + i);",
+        "misaligned",
+    ),
+    "shift by the width": (INDEX + "out[i] = float(1u << (32 + i));", "shift by too much"),
     "barrier of the wrong memory": (
-        SHARED + "s[i] = x[i]; threadgroup_barrier(mem_flags::mem_device); out[i] = s[63 - i];", "race"),
-}  # fmt: skip
+        SHARED + "s[i] = x[i]; threadgroup_barrier(mem_flags::mem_device); out[i] = s[63 - i];",
+        "race",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -89,12 +130,12 @@ def test_fast_mode_finds_by_poison_guard_pages_and_order() -> None:
     """Without instrumentation: NaN memory, faults at the guard page, and schedule dependence."""
     outputs, _ = emulate_report(toy(SHARED + "out[i] = s[i];"))
     assert np.isnan(np.array(outputs[0])).all()
-    outputs, _ = emulate_report(toy(I + "if (i != 7) { out[i] = x[i]; }"))
+    outputs, _ = emulate_report(toy(INDEX + "if (i != 7) { out[i] = x[i]; }"))
     assert np.isnan(np.array(outputs[0])).nonzero()[0].tolist() == [7]
-    outputs, _ = emulate_report(toy("float y; " + I + "if (x[i] > 0.0f) { y = 1.0f; } out[i] = y;"))
+    outputs, _ = emulate_report(toy("float y; " + INDEX + "if (i > 0) { y = 1.0f; } out[i] = y;"))
     assert np.isnan(np.array(outputs[0])[0])  # a private variable nobody set
-    with pytest.raises(KernelFault, match="out of bounds: buffer 0"):
-        emulate(toy(I + "out[i] = x[i + 64];"))
+    with pytest.raises(KernelFaultError, match="out of bounds: buffer 0"):
+        emulate(toy(INDEX + "out[i] = x[i + 64];"))
     racy = toy(SHARED + f"s[i] = 0.0f; {BARRIER} s[63 - i] = x[i]; out[i] = s[i];")
     answers = [np.array(emulate_report(racy, schedule=s)[0][0]) for s in list(Schedule)[:2]]
     assert not np.array_equal(*answers)
@@ -102,14 +143,15 @@ def test_fast_mode_finds_by_poison_guard_pages_and_order() -> None:
 
 @pytest.mark.parametrize(("threads", "group"), [(64, 48), (2048, 2048)])
 def test_bad_launches_are_refused(threads: int, group: int) -> None:
-    with pytest.raises(KernelFault, match=r"not a multiple|threadgroup of"):
-        emulate(toy(I + "out[0] = 1.0f;", threads, group))
+    with pytest.raises(KernelFaultError, match=r"not a multiple|threadgroup of"):
+        emulate(toy(INDEX + "out[0] = 1.0f;", threads, group))
 
 
 def test_many_threadgroups_and_attributes() -> None:
     body = (
         "out[thread_position_in_grid.x] = float(threadgroup_position_in_grid.x * 1000 + "
-        "simdgroup_index_in_threadgroup * 100 + thread_index_in_simdgroup) + float(simdgroups_per_threadgroup) * 0.5f;"
+        "simdgroup_index_in_threadgroup * 100 + thread_index_in_simdgroup) + "
+        "float(simdgroups_per_threadgroup) * 0.5f;"
     )
     outputs = emulate(toy(body, 256, 64, 256))
     t = np.arange(256)
@@ -121,15 +163,21 @@ def test_many_threadgroups_and_attributes() -> None:
 
 def test_capture_is_what_we_think_mlx_writes() -> None:
     kernel = Kernel(
-        "two", ("a", "b", "c"), ("out", "more"),
+        "two",
+        ("a", "b", "c"),
+        ("out", "more"),
         "uint i = thread_position_in_grid.x; out[i] = T(a[i] + b[0] + c); more[i] = a_shape[0];\n",
         "inline float unused(float x) { return x; }\n",
-    )  # fmt: skip
+    )
     call = KernelCall(
-        kernel, (mx.zeros((9,), mx.float16), mx.zeros((3,), mx.int32), mx.array(1.0)),
-        (("T", mx.bfloat16), ("D", 7), ("B", True)), (32, 1, 1), (32, 1, 1),
-        ((32,), (32,)), (mx.bfloat16, mx.int32),
-    )  # fmt: skip
+        kernel,
+        (mx.zeros((9,), mx.float16), mx.zeros((3,), mx.int32), mx.array(1.0)),
+        (("T", mx.bfloat16), ("D", 7), ("B", True)),
+        (32, 1, 1),
+        (32, 1, 1),
+        ((32,), (32,)),
+        (mx.bfloat16, mx.int32),
+    )
     text = capture(call)
     assert text == write_kernel(call)
     assert "const device float16_t* a [[buffer(0)]]" in text
@@ -163,7 +211,7 @@ def _name() -> str:
 # ---- lint --------------------------------------------------------------------------------------
 
 REFUSED = {
-    "device pointer to constant": "device float* p = out; const constant float* q = p; out[0] = q[0];",
+    "device pointer to constant": "device float* p = out; const constant float* q = p;",
     "unqualified pointer": "float* p = out; p[0] = 1.0f;",
     "lost const": "device float* p = x; out[0] = p[0];",
     "write to an input": "x[0] = 1.0f;",
@@ -193,9 +241,14 @@ def test_lint_refuses(name: str) -> None:
 def test_lint_refuses_implicit_bfloat() -> None:
     kernel = Kernel("toy", ("x",), ("out",), "float y = float(x[0]); out[0] = y;\n", "")
     call = KernelCall(
-        kernel, (mx.zeros((8,), mx.bfloat16),), (("T", mx.bfloat16),), (32, 1, 1), (32, 1, 1),
-        ((8,),), (mx.bfloat16,),
-    )  # fmt: skip
+        kernel,
+        (mx.zeros((8,), mx.bfloat16),),
+        (("T", mx.bfloat16),),
+        (32, 1, 1),
+        (32, 1, 1),
+        ((8,),),
+        (mx.bfloat16,),
+    )
     assert lint(capture(call)) != []
 
 

@@ -31,11 +31,20 @@ def _decode_case(row: Row) -> AttentionCase:
     dim, value_dim = row["dims"]
     contexts = tuple(max(n, row["rows"]) if n else 0 for n in row["contexts"])
     return AttentionCase(
-        dtype=row["dtype"], kv=row["kv"], dim=dim, value_dim=value_dim,
-        block_size=row["block_size"], group=row["group"], kv_heads=row["kv_heads"],
-        contexts=contexts, rows=row["rows"], window=row["window"], softcap=row["softcap"],
-        sinks=row["sinks"], tuning=Tuning(partition=row["partition"]),
-    )  # fmt: skip
+        dtype=row["dtype"],
+        kv=row["kv"],
+        dim=dim,
+        value_dim=value_dim,
+        block_size=row["block_size"],
+        group=row["group"],
+        kv_heads=row["kv_heads"],
+        contexts=contexts,
+        rows=row["rows"],
+        window=row["window"],
+        softcap=row["softcap"],
+        sinks=row["sinks"],
+        tuning=Tuning(partition=row["partition"]),
+    )
 
 
 DECODE = [
@@ -68,11 +77,19 @@ def _prefill_allowed(row: Row) -> bool:
 def _prefill_case(row: Row) -> AttentionCase:
     chunks, contexts = row["lengths"]
     return AttentionCase(
-        dtype=row["dtype"], kv=row["kv"], dim=row["dims"][0], value_dim=row["dims"][1],
-        block_size=row["block_size"], group=row["group"], contexts=contexts, chunks=chunks,
-        window=row["window"], softcap=row["softcap"], sinks=row["sinks"],
+        dtype=row["dtype"],
+        kv=row["kv"],
+        dim=row["dims"][0],
+        value_dim=row["dims"][1],
+        block_size=row["block_size"],
+        group=row["group"],
+        contexts=contexts,
+        chunks=chunks,
+        window=row["window"],
+        softcap=row["softcap"],
+        sinks=row["sinks"],
         tuning=Tuning(prefill_rows=row["rows"]),
-    )  # fmt: skip
+    )
 
 
 PREFILL = [
@@ -81,8 +98,12 @@ PREFILL = [
         {
             "dims": DIMS,
             "lengths": [
-                ((1, 15), (1, 15)), ((16, 17), (40, 17)), ((33, 2), (33, 50)), ((8,), (513,)),
-                ((70,), (70,)), ((31, 1, 9), (511, 512, 16)),
+                ((1, 15), (1, 15)),
+                ((16, 17), (40, 17)),
+                ((33, 2), (33, 50)),
+                ((8,), (513,)),
+                ((70,), (70,)),
+                ((31, 1, 9), (511, 512, 16)),
             ],
             "dtype": FLOATS,
             "kv": ["same", "int8", "int4"],
@@ -95,27 +116,49 @@ PREFILL = [
         },
         _prefill_allowed,
     )
-]  # fmt: skip
+]
 
 QUICK = [
     AttentionCase(contexts=(1, 17, 0, 100), group=3, kv_heads=2),
     AttentionCase(
-        dtype=mx.bfloat16, kv="int4", dim=128, value_dim=128, group=8, rows=2, contexts=(70, 2),
-        window=24, softcap=5.0, sinks=True, tuning=Tuning(partition=16),
+        dtype=mx.bfloat16,
+        kv="int4",
+        dim=128,
+        value_dim=128,
+        group=8,
+        rows=2,
+        contexts=(70, 2),
+        window=24,
+        softcap=5.0,
+        sinks=True,
+        tuning=Tuning(partition=16),
     ),
     AttentionCase(
-        dtype=mx.float32, kv="int8", dim=192, value_dim=128, group=5, contexts=(40, 65),
-        block_size=32, tuning=Tuning(partition=32),
+        dtype=mx.float32,
+        kv="int8",
+        dim=192,
+        value_dim=128,
+        group=5,
+        contexts=(40, 65),
+        block_size=32,
+        tuning=Tuning(partition=32),
     ),
     AttentionCase(dtype=mx.float16, chunks=(1, 20, 40), contexts=(30, 20, 100), group=2),
     AttentionCase(
-        dtype=mx.float32, kv="int8", dim=96, value_dim=96, chunks=(33,), contexts=(70,), window=24,
-        softcap=5.0, sinks=True,
+        dtype=mx.float32,
+        kv="int8",
+        dim=96,
+        value_dim=96,
+        chunks=(33,),
+        contexts=(70,),
+        window=24,
+        softcap=5.0,
+        sinks=True,
     ),
     QuantizeCase(bits=8),
     QuantizeCase(bits=4, dtype=mx.bfloat16),
     MlaCase(heads=20, contexts=(40, 3), tuning=Tuning(partition=16)),
-]  # fmt: skip
+]
 
 
 def _names(cases: list) -> list[str]:
@@ -166,7 +209,9 @@ def test_long_context(sinks: bool) -> None:
 
 
 MLA = [
-    MlaCase(dtype=dtype, heads=heads, contexts=contexts, block_size=size, tuning=Tuning(partition=part))
+    MlaCase(
+        dtype=dtype, heads=heads, contexts=contexts, block_size=size, tuning=Tuning(partition=part)
+    )
     for dtype, heads, contexts, size, part in [
         (mx.float16, 16, (1, 15, 16, 17, 0), 16, 512),
         (mx.bfloat16, 20, (100, 3), 32, 32),
@@ -266,8 +311,17 @@ def test_qmm_small_refuses_what_it_cannot_do() -> None:
 
 # ---- sample_rows -------------------------------------------------------------------------------
 
-FILTERS = [(0, 1.0, 0.0), (50, 1.0, 0.0), (0, 0.9, 0.0), (7, 0.5, 0.0), (0, 1.0, 0.3), (40, 0.8, 0.05),
-           (1, 1.0, 0.0), (0, 1e-6, 0.0), (5000, 0.999, 1.0)]  # fmt: skip
+FILTERS = [
+    (0, 1.0, 0.0),
+    (50, 1.0, 0.0),
+    (0, 0.9, 0.0),
+    (7, 0.5, 0.0),
+    (0, 1.0, 0.3),
+    (40, 0.8, 0.05),
+    (1, 1.0, 0.0),
+    (0, 1e-6, 0.0),
+    (5000, 0.999, 1.0),
+]
 
 
 def _check_cut(logits: np.ndarray, cut: float, k: int, p: float, min_p: float) -> None:

@@ -1,7 +1,7 @@
-"""MLX's own attention kernels, from the headers of the installed wheel, run unmodified in the bench.
+"""MLX's own attention kernels, from the installed wheel's headers, run unmodified in the bench.
 
-They are known to work on GPUs: if the bench got simdgroup operations, barriers, matrices or argument
-binding wrong, they would fail here.
+They are known to work on GPUs: if the bench got simdgroup operations, barriers, matrices or
+argument binding wrong, they would fail here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ template <class U> struct Limits {
 """
 KERNELS = "mlx/backend/metal/kernels/"
 OURS = f"{KERNELS}steel/utils/type_traits.h"  # the shim has its own
-VECTOR = re.compile(r"\b((?:short|ulong|float|int)[23])\(((?:[^()]|\([^()]*\))*,(?:[^()]|\([^()]*\))*)\)")
+VECTOR = re.compile(
+    r"\b((?:short|ulong|float|int)[23])\(((?:[^()]|\([^()]*\))*,(?:[^()]|\([^()]*\))*)\)"
+)
 FLAGS = (f"-I{HEADERS}", "-Wno-c++11-narrowing")
 
 
@@ -69,10 +71,18 @@ class Arguments:
         return out
 
 
-def run(text: str, given: dict, grid: tuple, group: tuple, check: bool, schedule: Schedule) -> tuple:
+def run(
+    text: str, given: dict, grid: tuple, group: tuple, check: bool, schedule: Schedule
+) -> tuple:
     threads = tuple(a * b for a, b in zip(grid, group, strict=True))
     return run_text(
-        text, Arguments(given).buffers(), threads, group, check=check, schedule=schedule, flags=FLAGS
+        text,
+        Arguments(given).buffers(),
+        threads,
+        group,
+        check=check,
+        schedule=schedule,
+        flags=FLAGS,
     )
 
 
@@ -100,10 +110,19 @@ def test_sdpa_vector(problem: dict, check: bool, schedule: Schedule) -> None:
         pytest.skip("check mode is slower; one schedule is enough here")
     n, dim = problem["k"].shape[1:]
     given = {
-        0: problem["q"], 1: problem["k"], 2: problem["v"], 3: problem["q"].nbytes,
-        4: np.int32([4]), 5: np.int32([n]), 6: np.uint64([n * dim]), 7: np.uint64([dim]),
-        8: np.uint64([n * dim]), 9: np.uint64([dim]), 10: np.float32([dim**-0.5]), 17: np.int32([8]),
-    }  # fmt: skip
+        0: problem["q"],
+        1: problem["k"],
+        2: problem["v"],
+        3: problem["q"].nbytes,
+        4: np.int32([4]),
+        5: np.int32([n]),
+        6: np.uint64([n * dim]),
+        7: np.uint64([dim]),
+        8: np.uint64([n * dim]),
+        9: np.uint64([dim]),
+        10: np.float32([dim**-0.5]),
+        17: np.int32([8]),
+    }
     text = header_kernel("sdpa_vector.h", "sdpa_vector<half, 64, 64>")
     (raw,), report = run(text, given, (8, 1, 1), (1024, 1, 1), check, schedule)
     clean(report)
@@ -116,11 +135,20 @@ def test_sdpa_two_passes(problem: dict, check: bool) -> None:
     n, dim = problem["k"].shape[1:]
     blocks = 32
     given = {
-        0: problem["q"], 1: problem["k"], 2: problem["v"], 3: 8 * blocks * dim * 2,
-        4: 8 * blocks * 4, 5: 8 * blocks * 4, 7: np.int32([n]), 8: np.uint64([n * dim]),
-        9: np.uint64([dim]), 10: np.uint64([n * dim]), 11: np.uint64([dim]),
-        12: np.float32([dim**-0.5]), 18: np.zeros(8, np.float16),
-    }  # fmt: skip
+        0: problem["q"],
+        1: problem["k"],
+        2: problem["v"],
+        3: 8 * blocks * dim * 2,
+        4: 8 * blocks * 4,
+        5: 8 * blocks * 4,
+        7: np.int32([n]),
+        8: np.uint64([n * dim]),
+        9: np.uint64([dim]),
+        10: np.uint64([n * dim]),
+        11: np.uint64([dim]),
+        12: np.float32([dim**-0.5]),
+        18: np.zeros(8, np.float16),
+    }
     first = header_kernel("sdpa_vector.h", "sdpa_vector_2pass_1<half, 64, 64>", {"blocks": blocks})
     outputs, report = run(first, given, (2, 1, blocks), (32, 4, 1), check, Schedule.RANDOM)
     clean(report)
@@ -141,15 +169,25 @@ def test_steel_attention(check: bool) -> None:
     q, k, v = (
         rng.standard_normal((h, n, dim)).astype(np.float16) for h in (heads, kv_heads, kv_heads)
     )
-    params = np.zeros(1, np.dtype([("i", np.int32, 6), ("scale", np.float32), ("j", np.int32, 7), ("s", np.int64, 12)]))
+    params = np.zeros(
+        1,
+        np.dtype(
+            [("i", np.int32, 6), ("scale", np.float32), ("j", np.int32, 7), ("s", np.int64, 12)]
+        ),
+    )
     tiles = -(-n // rows)
     params["i"] = [1, heads, dim, n, n, heads // kv_heads]
     params["scale"] = dim**-0.5
     params["j"] = [tiles, -(-n // keys), n // rows, n // keys, n % rows, n % keys, 0]
-    params["s"] = [h * n * dim if i == 0 else n * dim if i == 1 else dim
-                   for h in (heads, kv_heads, kv_heads, heads) for i in range(3)]  # fmt: skip
+    params["s"] = [
+        h * n * dim if i == 0 else n * dim if i == 1 else dim
+        for h in (heads, kv_heads, kv_heads, heads)
+        for i in range(3)
+    ]
     text = header_kernel(
-        "steel/attn/kernels/steel_attention.h", "attention<half, 32, 32, 64, 64, 4, 1, half, float>", {"do_causal": True}
+        "steel/attn/kernels/steel_attention.h",
+        "attention<half, 32, 32, 64, 64, 4, 1, half, float>",
+        {"do_causal": True},
     )
     given = {0: q, 1: k, 2: v, 3: q.nbytes, 4: params.view(np.uint8), 8: np.zeros(8, np.float32)}
     (raw,), report = run(text, given, (tiles, heads, 1), (128, 1, 1), check, Schedule.FORWARD)

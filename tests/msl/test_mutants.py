@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from mlx_cb.attention.kernel_cases import AttentionCase, MlaCase, Problem, QuantizeCase
-from mlx_cb.attention.kernels import KernelCall, Launcher, kernel_names, load_kernel
-from mlx_cb.attention.oracle import dequantize, lowest_kept, unpack
+from mlx_cb.attention.kernels import KernelCall, kernel_names, load_kernel
 from mlx_cb.attention.tuning import Tuning
-from mlx_cb.model.metal_ops import qmm_small, sample_rows
+from mlx_cb.model.metal_cases import QmmCase, SampleCase
 
 from .emulator import Schedule, emulate_report
 from .mutants import MUTANTS, Mutant
@@ -24,15 +23,28 @@ _SPLIT = Tuning(partition=16)
 _DECODE = [
     AttentionCase(contexts=(1, 17, 0, 70), group=3, kv_heads=2),
     AttentionCase(
-        dim=128, value_dim=128, group=5, kv_heads=2, rows=2, contexts=(40, 26), window=25,
-        softcap=3.0, sinks=True,
+        dim=128,
+        value_dim=128,
+        group=5,
+        kv_heads=2,
+        rows=2,
+        contexts=(40, 26),
+        window=25,
+        softcap=3.0,
+        sinks=True,
     ),
     AttentionCase(
-        contexts=(40, 16, 33), group=2, kv_heads=2, rows=2, sinks=True, window=30, tuning=_SPLIT,
+        contexts=(40, 16, 33),
+        group=2,
+        kv_heads=2,
+        rows=2,
+        sinks=True,
+        window=30,
+        tuning=_SPLIT,
     ),
     AttentionCase(contexts=(40, 3), group=2, tuning=_SPLIT),
     AttentionCase(contexts=(40, 3), window=9),
-]  # fmt: skip
+]
 _PREFILL = [
     AttentionCase(contexts=(40, 20), chunks=(35, 9), group=2, kv_heads=2, sinks=True),
     AttentionCase(contexts=(60, 20), chunks=(35, 9), window=11, sinks=True, group=2),
@@ -40,47 +52,24 @@ _PREFILL = [
 ]
 
 
-def _qmm(rows: int, bits: int) -> Problem:
-    rng = np.random.default_rng(rows)
-    k, n = 320, 45
-    x = mx.array(rng.standard_normal((rows, k)).astype(np.float32))
-    weights = mx.array((rng.standard_normal((n, k)) + 0.5).astype(np.float32))
-    w, scales, biases = mx.quantize(weights, group_size=32, bits=bits)
-    exact = dequantize(unpack(np.array(w), bits), np.array(scales), np.array(biases), 32)
-    expected = np.array(x).astype(np.float64) @ exact.T
-
-    def run(launch: Launcher) -> mx.array:
-        return qmm_small(x, w, scales, biases, 32, bits, launch)
-
-    return Problem(f"qmm {rows}", expected, 1e-5, [], run)
-
-
-def _sample() -> Problem:
-    rng = np.random.default_rng(0)
-    filters = [(0, 0.9, 0.0), (20, 1.0, 0.0), (0, 1.0, 0.2), (5, 0.7, 0.0), (200, 1.0, 0.0), (30, 0.5, 0.5)]
-    logits = (rng.standard_normal((len(filters), 300)) * 2).astype(np.float32)
-    expected = np.array([lowest_kept(row, *f)[0] for row, f in zip(logits, filters, strict=True)])
-    k, p, m = (mx.array(list(c)) for c in zip(*filters, strict=True))
-
-    def run(launch: Launcher) -> mx.array:
-        return sample_rows(mx.array(logits), k.astype(mx.int32), p, m, launch)
-
-    return Problem("sample", expected, 1e-6, [], run)
-
-
 @cache
 def problems(kernel: str) -> list[Problem]:
     """Small problems that reach every branch of a kernel."""
     if kernel == "qmm_small":
-        return [_qmm(3, 4), _qmm(9, 8)]
+        return [
+            QmmCase(rows, 320, 45, bits, 32, mx.float32).build() for rows, bits in ((3, 4), (9, 8))
+        ]
     if kernel == "sample_rows":
-        return [_sample()]
+        return [SampleCase(300).build()]
     cases: dict[str, list] = {
         "paged_decode": _DECODE,
         "paged_decode_merge": _DECODE[2:],
         "paged_prefill": _PREFILL,
         "mla_decode": [MlaCase(heads=20, contexts=(40, 3), tuning=_SPLIT), MlaCase(heads=4)],
-        "kv_quantize": [QuantizeCase(bits=8, shape=(3, 1, 96)), QuantizeCase(bits=4, shape=(3, 1, 96))],
+        "kv_quantize": [
+            QuantizeCase(bits=8, shape=(3, 1, 96)),
+            QuantizeCase(bits=4, shape=(3, 1, 96)),
+        ],
     }
     return [case.build() for case in cases[kernel]]
 
@@ -129,7 +118,9 @@ def test_kernel_itself_lives(kernel: str) -> None:
     assert _kill(None, kernel) is None
 
 
-@pytest.mark.parametrize("mutant", MUTANTS[::12], ids=[f"{m.kernel}: {m.label}" for m in MUTANTS[::12]])
+@pytest.mark.parametrize(
+    "mutant", MUTANTS[::12], ids=[f"{m.kernel}: {m.label}" for m in MUTANTS[::12]]
+)
 def test_some_mutants_quickly(mutant: Mutant) -> None:
     assert _kill(mutant, mutant.kernel) is not None
 

@@ -36,7 +36,9 @@ GROUPS = [1, 2, 3, 4, 5, 6, 7, 8, 16]
 @pytest.mark.parametrize("group", [3, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dim", [64, 128])
 def test_decode_reads_each_key_once(group: int, dim: int) -> None:
-    _assert_reads_once(AttentionCase(dim=dim, value_dim=dim, group=group, kv_heads=2, contexts=(70, 33)))
+    _assert_reads_once(
+        AttentionCase(dim=dim, value_dim=dim, group=group, kv_heads=2, contexts=(70, 33))
+    )
 
 
 @pytest.mark.slow
@@ -88,6 +90,7 @@ def test_decode_costs_one_simd_sum_per_head_and_key() -> None:
 
 def test_prefill_skips_tiles_left_of_the_window() -> None:
     """The work of a windowed chunk does not grow with the context before the window."""
+
     def work(context: int) -> tuple[int, int]:
         case = AttentionCase(chunks=(32,), contexts=(context,), window=24)
         report = reports_of(case.build())[0]

@@ -1,6 +1,7 @@
-"""Finds clang (the PyPI package `ziglang`, else Debian's) and compiles with it, with a cache on disk.
+"""Finds clang (the PyPI package `ziglang`, else Debian's), compiles, and caches on disk.
 
-Owns: which compiler, its flags for runtime, kernels and lint. Knows nothing about kernels' contents.
+Owns: which compiler, its flags for runtime, kernels and lint. Knows nothing about kernels'
+contents.
 """
 
 from __future__ import annotations
@@ -22,23 +23,36 @@ CACHE = HERE.parent.parent / ".cache" / "msl"
 MIN_CLANG = 17  # bfloat arithmetic in C++
 
 KERNEL_FLAGS = [
-    "-x", "c++", "-std=c++20", "-O1", "-march=haswell", "-fPIC", "-ffreestanding", "-nostdinc",
-    "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-ffp-contract=off", "-w",
-    "-ftrivial-auto-var-init=pattern", f"-I{HERE / 'shim'}",
-]  # fmt: skip
+    "-x",
+    "c++",
+    "-std=c++20",
+    "-O1",
+    "-march=haswell",
+    "-fPIC",
+    "-ffreestanding",
+    "-nostdinc",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-math-errno",
+    "-ffp-contract=off",
+    "-w",
+    "-ftrivial-auto-var-init=pattern",
+    f"-I{HERE / 'shim'}",
+]
 CHECK_FLAGS = [
-    "-g1", "-fsanitize=thread",
+    "-g1",
+    "-fsanitize=thread",
     "-fsanitize=signed-integer-overflow,shift,array-bounds,alignment,null,float-cast-overflow,"
     "integer-divide-by-zero,bool",
     "-fsanitize-recover=all",
-]  # fmt: skip
+]
 LINT_EXTENSIONS = (
     "-cl-ext=+cl_khr_fp16,-cl_khr_fp64,-__opencl_c_fp64,-__opencl_c_generic_address_space,"
     "-__opencl_c_pipes,-__opencl_c_device_enqueue"
 )
 
 
-class ToolchainMissing(RuntimeError):
+class MissingToolchainError(RuntimeError):
     """No usable clang on this machine."""
 
 
@@ -54,9 +68,9 @@ class Toolchain:
 
 @cache
 def find_toolchain() -> Toolchain:
-    """Raises ToolchainMissing with what to install."""
+    """Raises MissingToolchainError with what to install."""
     if platform.machine() != "x86_64" or platform.system() != "Linux":
-        raise ToolchainMissing("the emulator's fiber switch is written for Linux on x86-64")
+        raise MissingToolchainError("the emulator's fiber switch is written for Linux on x86-64")
     spec = importlib.util.find_spec("ziglang")
     if spec is not None and spec.submodule_search_locations:
         zig = str(Path(next(iter(spec.submodule_search_locations))) / "zig")
@@ -67,7 +81,7 @@ def find_toolchain() -> Toolchain:
         if path and _major(path) >= MIN_CLANG:
             linker = shutil.which("ld") or shutil.which("ld.lld") or path
             return Toolchain((path,), (linker,), (path,), _version([path, "--version"]))
-    raise ToolchainMissing(
+    raise MissingToolchainError(
         f"the Metal test bench needs clang >= {MIN_CLANG}: pip install ziglang (no root needed)"
     )
 
@@ -116,7 +130,7 @@ def load_runtime() -> ctypes.CDLL:
 
 
 def compile_kernel(text: str, check: bool, flags: tuple[str, ...] = ()) -> Path:
-    """Compile a C++ translation unit to a shared library. Raises RuntimeError with clang's words."""
+    """Compile C++ text to a shared library. Raises RuntimeError with clang's words."""
     all_flags = KERNEL_FLAGS + (CHECK_FLAGS if check else []) + list(flags)
     target = _cached("\0".join([text, *all_flags]), ".so")
     if target.exists():
@@ -139,9 +153,16 @@ def syntax_check(text: str) -> str:
     tools = find_toolchain()
     no_headers = ["-cl-no-stdinc"]  # the prelude declares all that Metal has
     command = [
-        *tools.compile, "-x", "cl", "-cl-std=clc++2021", "-fsyntax-only", *no_headers,
-        "-Xclang", LINT_EXTENSIONS, "-",
-    ]  # fmt: skip
+        *tools.compile,
+        "-x",
+        "cl",
+        "-cl-std=clc++2021",
+        "-fsyntax-only",
+        *no_headers,
+        "-Xclang",
+        LINT_EXTENSIONS,
+        "-",
+    ]
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode == 0:
         marker.touch()
