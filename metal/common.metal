@@ -1,6 +1,10 @@
 // Parts that kernels ask for with `// header: part ...`; only those are compiled in.
 // Rule for the lint: convert to the element type T with static_cast<T>(x) only, to float with float(x).
 
+// part: unroll
+// Arrays stay in registers only if every index is known, so loops over them must be unrolled.
+#define UNROLL _Pragma("clang loop unroll(full)")
+
 // part: loads
 // One element of the KV pool as float. Overloads by storage: the pool's type decides at compile time.
 // `at` counts elements from the pool's start; scales and biases hold one value per 32 elements.
@@ -20,6 +24,7 @@ METAL_FUNC float load_kv(const device uint32_t* p, const device half* s, const d
 METAL_FUNC float soft_cap(float x, float cap) { return cap * precise::tanh(x / cap); }
 
 // part: fragments
+#include <metal_simdgroup_matrix>
 // 8x8 matrices are filled element by element: every lane owns row `r`, columns `c` and `c + 1`
 // (the layout MLX's own attention relies on), so any storage type converts to float on the way.
 METAL_FUNC void lane_place(uint lane, thread int& r, thread int& c) {

@@ -2,15 +2,15 @@
 // heads that share it. A threadgroup owns (sequence, KV head, partition of the context); see README for the drawing.
 // inputs: q k v k_scale v_scale k_bias v_bias block_tables context_lens sinks dims scalars
 // outputs: out ml
-// header: loads softcap
-// template: T TO D DV BS G ROWS HPT NH NK TK PART SINKS WINDOW SOFTCAP
+// header: unroll loads softcap
+// template: T TO D DV BS G ROWS HPT NH NK KU TK PART SINKS WINDOW SOFTCAP
 constexpr int SLOTS = G * ROWS;  // (query head of the group, row) pairs that share the loads
 constexpr int CHUNKS = (SLOTS + HPT * NH - 1) / (HPT * NH);
 constexpr int EK = (D + 31) / 32, EV = (DV + 31) / 32;
 constexpr int WK = D % 128 == 0 ? 4 : D % 64 == 0 ? 2 : 1;  // neighbours a lane loads together
 constexpr int WV = DV % 128 == 0 ? 4 : DV % 64 == 0 ? 2 : 1;
 constexpr int THREADS = 32 * NH * NK;
-constexpr float LOG2E = 1.44269504f, EMPTY = -1e30f;  // finite: exp2(EMPTY - EMPTY) is 1, not NaN
+constexpr float LOG2E = 1.44269504f, EMPTY = -1e30f, MASKED = -2e30f;  // finite: no inf - inf
 
 threadgroup T k_tile[NH > 1 ? TK * D : 1];
 threadgroup T v_tile[NH > 1 ? TK * DV : 1];
@@ -42,14 +42,14 @@ float query[HPT][EK];
 float o[HPT][EV];
 float m[HPT];
 float l[HPT];
-for (int h = 0; h < HPT; h++) {
+UNROLL for (int h = 0; h < HPT; h++) {
   const int slot = min(slot0 + h, SLOTS - 1);  // spare slots repeat the last one and are not written
   const size_t base = (size_t(seq * ROWS + slot / G) * heads + group * G + slot % G) * D;
-  for (int e = 0; e < EK; e++) {
+  UNROLL for (int e = 0; e < EK; e++) {
     const int d = (e / WK) * 32 * WK + lane * WK + e % WK;
     query[h][e] = d < D ? float(q[base + d]) * scalars[0] * (SOFTCAP ? 1.0f : LOG2E) : 0.0f;
   }
-  for (int e = 0; e < EV; e++) {
+  UNROLL for (int e = 0; e < EV; e++) {
     o[h][e] = 0.0f;
   }
   m[h] = EMPTY;
@@ -57,67 +57,87 @@ for (int h = 0; h < HPT; h++) {
 }
 
 const size_t table = size_t(seq) * max_blocks;
-constexpr int TILE = NH > 1 ? TK : NK;
+constexpr int TILE = NH > 1 ? TK : NK * KU;
 for (int t0 = first; t0 < last; t0 += TILE) {
   if (NH > 1) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int i = thread_id; i < TK * D; i += THREADS) {
+    for (int i = thread_id * 4; i < TK * D; i += THREADS * 4) {
       const int t = t0 + i / D;
       if (t < last) {
         const size_t row = (size_t(block_tables[table + t / BS]) * kv_heads + group) * BS + t % BS;
-        k_tile[i] = static_cast<T>(load_kv(k, k_scale, k_bias, row * D + i % D));
+        for (int j = 0; j < 4; j++) {
+          k_tile[i + j] = static_cast<T>(load_kv(k, k_scale, k_bias, row * D + i % D + j));
+        }
       }
     }
-    for (int i = thread_id; i < TK * DV; i += THREADS) {
+    for (int i = thread_id * 4; i < TK * DV; i += THREADS * 4) {
       const int t = t0 + i / DV;
       if (t < last) {
         const size_t row = (size_t(block_tables[table + t / BS]) * kv_heads + group) * BS + t % BS;
-        v_tile[i] = static_cast<T>(load_kv(v, v_scale, v_bias, row * DV + i % DV));
+        for (int j = 0; j < 4; j++) {
+          v_tile[i + j] = static_cast<T>(load_kv(v, v_scale, v_bias, row * DV + i % DV + j));
+        }
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-  for (int i = key_part; i < TILE && t0 + i < last; i += NK) {
-    const int t = t0 + i;
-    const size_t row = NH > 1 ? 0 : (size_t(block_tables[table + t / BS]) * kv_heads + group) * BS + t % BS;
-    float key[EK];
-    float value[EV];
-    for (int e = 0; e < EK; e++) {
-      const int d = (e / WK) * 32 * WK + lane * WK + e % WK;
-      key[e] = d >= D ? 0.0f : NH > 1 ? float(k_tile[i * D + d]) : load_kv(k, k_scale, k_bias, row * D + d);
-    }
-    for (int e = 0; e < EV; e++) {
-      const int d = (e / WV) * 32 * WV + lane * WV + e % WV;
-      value[e] = d >= DV ? 0.0f : NH > 1 ? float(v_tile[i * DV + d]) : load_kv(v, v_scale, v_bias, row * DV + d);
-    }
-    for (int h = 0; h < HPT; h++) {
-      float score = 0.0f;
-      for (int e = 0; e < EK; e++) {
-        score += query[h][e] * key[e];
+  for (int i = key_part; i < TILE && t0 + i < last; i += NK * KU) {
+    // KU keys at once: one rescaling of the output serves all of them
+    float value[KU][EV];
+    float score[KU][HPT];
+    UNROLL for (int u = 0; u < KU; u++) {
+      const int at = i + u * NK, t = t0 + at;
+      const bool inside = at < TILE && t < last;  // the same for the whole simdgroup
+      size_t row = 0;
+      if (NH == 1 && inside) {
+        row = (size_t(block_tables[table + t / BS]) * kv_heads + group) * BS + t % BS;
       }
-      score = simd_sum(score);
-      if (SOFTCAP) {
-        score = soft_cap(score, scalars[1]) * LOG2E;
+      float key[EK];
+      UNROLL for (int e = 0; e < EK; e++) {
+        const int d = (e / WK) * 32 * WK + lane * WK + e % WK;
+        key[e] = d >= D || !inside ? 0.0f : NH > 1 ? float(k_tile[at * D + d]) : load_kv(k, k_scale, k_bias, row * D + d);
       }
-      if (ROWS > 1) {
-        const int position = context - ROWS + min(slot0 + h, SLOTS - 1) / G;
-        if (t > position || (WINDOW && t + window <= position)) {
-          score = -INFINITY;
+      UNROLL for (int e = 0; e < EV; e++) {
+        const int d = (e / WV) * 32 * WV + lane * WV + e % WV;
+        value[u][e] = d >= DV || !inside ? 0.0f : NH > 1 ? float(v_tile[at * DV + d]) : load_kv(v, v_scale, v_bias, row * DV + d);
+      }
+      UNROLL for (int h = 0; h < HPT; h++) {
+        float dot = 0.0f;
+        UNROLL for (int e = 0; e < EK; e++) {
+          dot += query[h][e] * key[e];
         }
+        dot = simd_sum(dot);
+        if (SOFTCAP) {
+          dot = soft_cap(dot, scalars[1]) * LOG2E;
+        }
+        const int position = context - ROWS + min(slot0 + h, SLOTS - 1) / G;
+        const bool hidden = ROWS > 1 && (t > position || (WINDOW && t + window <= position));
+        score[u][h] = inside && !hidden ? dot : MASKED;
       }
-      const float m_new = max(m[h], score);
-      const float decay = fast::exp2(m[h] - m_new);
-      const float p = fast::exp2(score - m_new);
-      m[h] = m_new;
-      l[h] = l[h] * decay + p;
-      for (int e = 0; e < EV; e++) {
-        o[h][e] = o[h][e] * decay + p * value[e];
+    }
+    UNROLL for (int h = 0; h < HPT; h++) {
+      float top = m[h];
+      UNROLL for (int u = 0; u < KU; u++) {
+        top = max(top, score[u][h]);
+      }
+      const float decay = fast::exp2(m[h] - top);
+      m[h] = top;
+      l[h] *= decay;
+      UNROLL for (int e = 0; e < EV; e++) {
+        o[h][e] *= decay;
+      }
+      UNROLL for (int u = 0; u < KU; u++) {
+        const float p = fast::exp2(score[u][h] - top);
+        l[h] += p;
+        UNROLL for (int e = 0; e < EV; e++) {
+          o[h][e] += p * value[u][e];
+        }
       }
     }
   }
 }
 
-for (int h = 0; h < HPT; h++) {
+UNROLL for (int h = 0; h < HPT; h++) {
   // combine the simdgroups that saw different keys for the same head
   float m_all = m[h], l_all = l[h];
   if (NK > 1) {
@@ -126,7 +146,7 @@ for (int h = 0; h < HPT; h++) {
       m_shared[sg] = m[h];
       l_shared[sg] = l[h];
     }
-    for (int e = 0; e < EV; e++) {
+    UNROLL for (int e = 0; e < EV; e++) {
       const int d = (e / WV) * 32 * WV + lane * WV + e % WV;
       if (d < DV) {
         o_shared[sg * DV + d] = o[h][e];
@@ -168,7 +188,7 @@ for (int h = 0; h < HPT; h++) {
       }
     }
   } else if (slot < SLOTS) {
-    for (int e = 0; e < EV; e++) {
+    UNROLL for (int e = 0; e < EV; e++) {
       const int d = (e / WV) * 32 * WV + lane * WV + e % WV;
       if (d < DV) {
         out[(target * partitions + part) * DV + d] = static_cast<TO>(o[h][e] * norm);

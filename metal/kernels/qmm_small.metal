@@ -2,7 +2,7 @@
 // A simdgroup owns R output columns; its lanes stride over K, eight weights at a time.
 // inputs: x w scales biases dims
 // outputs: out
-// header:
+// header: unroll
 // template: T BITS GS M R
 const int lane = int(thread_index_in_simdgroup);
 const int rows = dims[0], K = dims[1], N = dims[2];
@@ -11,41 +11,41 @@ if (n0 >= N) {
   return;  // the whole simdgroup leaves, and there is no barrier below
 }
 float acc[M][R];
-for (int i = 0; i < M; i++) {
-  for (int j = 0; j < R; j++) {
+UNROLL for (int i = 0; i < M; i++) {
+  UNROLL for (int j = 0; j < R; j++) {
     acc[i][j] = 0.0f;
   }
 }
 for (int k = lane * 8; k < K; k += 256) {
   float weight[R][8];
-  for (int j = 0; j < R; j++) {
+  UNROLL for (int j = 0; j < R; j++) {
     const size_t n = size_t(min(n0 + j, N - 1));
     const size_t at = (n * K + k) / GS;
     const float s = float(scales[at]), b = float(biases[at]);
-    for (int word = 0; word < BITS / 4; word++) {
+    UNROLL for (int word = 0; word < BITS / 4; word++) {
       const uint packed = w[(n * K + k) * BITS / 32 + word];
-      for (int i = 0; i < 32 / BITS; i++) {
+      UNROLL for (int i = 0; i < 32 / BITS; i++) {
         weight[j][word * (32 / BITS) + i] = s * float((packed >> (BITS * i)) & ((1u << BITS) - 1)) + b;
       }
     }
   }
-  for (int i = 0; i < M; i++) {
+  UNROLL for (int i = 0; i < M; i++) {
     const size_t row = size_t(min(i, rows - 1)) * K + k;  // rows are padded up to M by repeating the last
     float value[8];
-    for (int e = 0; e < 8; e++) {
+    UNROLL for (int e = 0; e < 8; e++) {
       value[e] = float(x[row + e]);
     }
-    for (int j = 0; j < R; j++) {
+    UNROLL for (int j = 0; j < R; j++) {
       float sum = 0.0f;
-      for (int e = 0; e < 8; e++) {
+      UNROLL for (int e = 0; e < 8; e++) {
         sum += value[e] * weight[j][e];
       }
       acc[i][j] += sum;
     }
   }
 }
-for (int i = 0; i < M; i++) {
-  for (int j = 0; j < R; j++) {
+UNROLL for (int i = 0; i < M; i++) {
+  UNROLL for (int j = 0; j < R; j++) {
     const float sum = simd_sum(acc[i][j]);
     if (lane == 0 && i < rows && n0 + j < N) {
       out[size_t(i) * N + n0 + j] = static_cast<T>(sum);

@@ -45,7 +45,7 @@ for (int stage = 0; stage < 2; stage++) {
     for (int i = thread_id; i < V; i += THREADS) {
       const uint bits = as_type<uint>(float(logits[base + i]));
       const uint key = bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
-      sum += key >= cut ? fast::exp2((float(logits[base + i]) - best) * LOG2E) : 0.0f;
+      sum += key >= cut ? exp2((float(logits[base + i]) - best) * LOG2E) : 0.0f;
     }
     sum = simd_sum(sum);
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -70,7 +70,7 @@ for (int stage = 0; stage < 2; stage++) {
       const uint bits = as_type<uint>(x);
       const uint key = bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
       if (key >= cut && (shift == 24 || (key >> (shift + 8)) == (found >> (shift + 8)))) {
-        const uint weight = stage == 0 ? 1u : uint(fast::exp2((x - best) * LOG2E) / total * UNIT);
+        const uint weight = stage == 0 ? 1u : uint(exp2((x - best) * LOG2E) / total * UNIT);
         if (weight > 0) {
           atomic_fetch_add_explicit(&histogram[(key >> shift) & 255], weight, memory_order_relaxed);
         }

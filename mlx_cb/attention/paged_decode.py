@@ -31,6 +31,7 @@ class DecodePlan:
     heads_per_simdgroup: int
     head_simdgroups: int
     key_simdgroups: int
+    keys_per_step: int
     tile: int
     chunks: int
     partition: int
@@ -60,9 +61,11 @@ def plan_decode(
         room = THREADGROUP_BYTES - 1024 - (head_parts * keys * dims[1] * 4 if keys > 1 else 4)
         tile = max(1, min(16, room // (sum(dims) * item)))
     split = span > tuning.partition and groups * chunks < tuning.fill
-    return DecodePlan(
-        per_simdgroup, head_parts, keys, tile, chunks, tuning.partition if split else 0
-    )
+    per_step = max(1, min(tuning.keys_per_step, 512 // widest))
+    if head_parts > 1:
+        per_step = max(1, min(per_step, tile // keys))
+    partition = tuning.partition if split else 0
+    return DecodePlan(per_simdgroup, head_parts, keys, per_step, tile, chunks, partition)
 
 
 def paged_decode(
@@ -125,6 +128,7 @@ def decode_calls(
         ("HPT", plan.heads_per_simdgroup),
         ("NH", plan.head_simdgroups),
         ("NK", plan.key_simdgroups),
+        ("KU", plan.keys_per_step),
         ("TK", plan.tile),
         ("PART", plan.partition),
         *flags,

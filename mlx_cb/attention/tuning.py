@@ -21,6 +21,7 @@ class Tuning:
     Attributes:
         registers: floats of output one simdgroup accumulates in paged_decode (heads x rows x dim).
         key_simdgroups: simdgroups that share the keys of one head in paged_decode.
+        keys_per_step: keys that a simdgroup of paged_decode takes at once at head dim <= 128.
         partition: tokens of context per threadgroup once the context is split.
         fill: split while a launch has fewer threadgroups than this (8 per GPU core).
         prefill_rows: query rows per threadgroup of paged_prefill at head dim <= 128.
@@ -29,6 +30,7 @@ class Tuning:
 
     registers: int = 512
     key_simdgroups: int = 8
+    keys_per_step: int = 4
     partition: int = 512
     fill: int = 80
     prefill_rows: int = 32

@@ -43,6 +43,7 @@ def lint_text(text: str) -> list[str]:
 def lint(text: str) -> list[str]:
     """All complaints about one captured kernel; empty when it is clean."""
     found = lint_text(text)
+    text = re.sub(r"^#include <metal_\w+>$", "", text, flags=re.M)  # all is in the prelude
     body = re.sub(r"\[\[[^\]]*\]\]", "", text)
     body = re.sub(r"\bstatic_cast<", "lint_cast<", threadgroup_arrays(body, _ARRAY))
     complaints = syntax_check(_PRELUDE + body)
