@@ -55,7 +55,7 @@ class AttentionCase:
         kv: `same` as dtype, `int8` or `int4`.
         contexts: tokens per sequence; for decode the `rows` new ones included.
         chunks: query rows per sequence for prefill.
-        partition, registers: override the tuning of those names.
+        sharpness: factor of the usual scale; at 64 a softmax without a maximum overflows.
     """
 
     dtype: mx.Dtype = mx.float16
@@ -71,6 +71,7 @@ class AttentionCase:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    sharpness: float = 1.0
     tuning: Tuning = field(default_factory=Tuning)
 
     @property
@@ -79,8 +80,8 @@ class AttentionCase:
         dtype = str(self.dtype).removeprefix("mlx.core.")
         options = [
             f"{key}={getattr(self, key)}"
-            for key in ("window", "softcap", "sinks")
-            if getattr(self, key)
+            for key in ("window", "softcap", "sinks", "sharpness")
+            if getattr(self, key) not in (None, False, 1.0)
         ]
         return (
             f"{kind} {dtype} kv={self.kv} D={self.dim}/{self.value_dim} G={self.group} "
@@ -95,7 +96,9 @@ class AttentionCase:
         heads = self.kv_heads * self.group
         queries = _rounded(rng.standard_normal((sum(counts), heads, self.dim)), self.dtype)
         sinks = rng.standard_normal(heads).astype(np.float32) if self.sinks else None
-        shape = AttentionShape(self.dim**-0.5, self.window, self.softcap, self.rows)
+        shape = AttentionShape(
+            self.sharpness * self.dim**-0.5, self.window, self.softcap, self.rows
+        )
         mask = Mask(shape.scale, self.window, self.softcap)
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         expected = np.concatenate(

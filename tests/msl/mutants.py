@@ -58,7 +58,8 @@ MUTANTS = [
             1,
         ),
         ("table row of another sequence", "size_t(seq) * max_blocks", "size_t(0) * max_blocks"),
-        ("half of the keys of a step", "u < KU", "u < (KU + 1) / 2", 1),
+        ("half of the keys of a step", "u < KU", "u < (KU + 1) / 2", 2),
+        ("maximum over half of the keys", "u < KU", "u < (KU + 1) / 2", 1),
         ("neighbour key of the step", "i + u * NK, t", "i + u, t"),
         ("wrong KV head", "* kv_heads + group) * BS + t % BS;", "* kv_heads) * BS + t % BS;", 2),
         (

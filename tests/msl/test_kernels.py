@@ -155,6 +155,8 @@ QUICK = [
         softcap=5.0,
         sinks=True,
     ),
+    AttentionCase(contexts=(100, 40), sharpness=64.0, tuning=Tuning(partition=32)),
+    AttentionCase(contexts=(100,), chunks=(40,), sharpness=64.0),
     QuantizeCase(bits=8),
     QuantizeCase(bits=4, dtype=mx.bfloat16),
     MlaCase(heads=20, contexts=(40, 3), tuning=Tuning(partition=16)),

@@ -44,6 +44,7 @@ _DECODE = [
     ),
     AttentionCase(contexts=(40, 3), group=2, tuning=_SPLIT),
     AttentionCase(contexts=(40, 3), window=9),
+    AttentionCase(contexts=(70,), sharpness=64.0),
 ]
 _PREFILL = [
     AttentionCase(contexts=(40, 20), chunks=(35, 9), group=2, kv_heads=2, sinks=True),
