@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 import mlx.core as mx
 import numpy as np
 
-from .kernels import KernelCall, Launcher
-from .kv_quantize import quantize_rows
-from .mla_decode import mla_calls, mla_decode
-from .oracle import Mask, attend, dequantize, unpack
-from .paged import AttentionShape, KVPool, PagedContext, QuantizedRows
-from .paged_decode import decode_calls, paged_decode
-from .paged_prefill import PrefillChunks, paged_prefill, prefill_call
-from .tuning import Tuning
+from mlx_cb.attention.kernels import KernelCall, Launcher
+from mlx_cb.attention.kv_quantize import quantize_rows
+from mlx_cb.attention.mla_decode import mla_calls, mla_decode
+from mlx_cb.attention.oracle import Mask, attend, dequantize, unpack
+from mlx_cb.attention.paged import AttentionShape, KVPool, PagedContext, QuantizedRows
+from mlx_cb.attention.paged_decode import decode_calls, paged_decode
+from mlx_cb.attention.paged_prefill import PrefillChunks, paged_prefill, prefill_call
+from mlx_cb.attention.tuning import Tuning
 
 TOLERANCE = {mx.float16: 2e-3, mx.bfloat16: 2e-2, mx.float32: 1e-5}
 """Largest error allowed, relative to the largest magnitude of the answer."""
@@ -107,17 +107,20 @@ class AttentionCase:
                 for i in range(len(counts))
             ]
         )
-        arguments = (mx.array(queries).astype(self.dtype), store.pool, store.context)
         sink_values = None if sinks is None else mx.array(sinks)
-        tuning = self.tuning
+        q = mx.array(queries).astype(self.dtype)
+        pool, context, tuning = store.pool, store.context, self.tuning
+        ragged = PrefillChunks(starts)
+
+        def run(launch: Launcher) -> mx.array:
+            if self.chunks:
+                return paged_prefill(q, pool, context, ragged, shape, sink_values, tuning, launch)
+            return paged_decode(q, pool, context, shape, sink_values, tuning, launch)
+
         if self.chunks:
-            extra = (PrefillChunks(starts), shape, sink_values, tuning)
-            calls = [prefill_call(*arguments, *extra)]
-            run = lambda launch: paged_prefill(*arguments, *extra, launch)  # noqa: E731
+            calls = [prefill_call(q, pool, context, ragged, shape, sink_values, tuning)]
         else:
-            rest = (shape, sink_values, tuning)
-            calls = decode_calls(*arguments, *rest)
-            run = lambda launch: paged_decode(*arguments, *rest, launch)  # noqa: E731
+            calls = decode_calls(q, pool, context, shape, sink_values, tuning)
         return Problem(self.name, expected, TOLERANCE[self.dtype], calls, run)
 
 
@@ -177,7 +180,7 @@ def _store(pool: np.ndarray, case: AttentionCase) -> tuple[mx.array | QuantizedR
 def quantize_reference(x: np.ndarray, bits: int) -> QuantizedRows:
     """Groups of 32 as kv_quantize makes them; a NaN group gets NaN scales."""
     groups = x.reshape(*x.shape[:-1], -1, 32).astype(np.float64)
-    stale = np.isnan(groups).any(-1)
+    stale = np.asarray(np.isnan(groups).any(-1))
     groups = np.where(stale[..., None], 0.0, groups)
     if bits == 8:
         scale = (np.abs(groups).max(-1) / 127).astype(np.float16)
@@ -224,7 +227,7 @@ class QuantizeCase:
         )
 
     def build(self, seed: int = 0) -> Problem:
-        from .kv_quantize import quantize_call
+        from mlx_cb.attention.kv_quantize import quantize_call
 
         rng = np.random.default_rng(seed)
         x = _rounded(

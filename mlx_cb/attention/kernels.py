@@ -99,13 +99,14 @@ def _common_parts() -> dict[str, str]:
 
 @cache
 def _metal_function(kernel: Kernel) -> Callable[..., list[mx.array]]:
-    return mx.fast.metal_kernel(
+    function: Callable[..., list[mx.array]] = mx.fast.metal_kernel(  # type: ignore[assignment]
         name=kernel.name,
         input_names=list(kernel.inputs),
         output_names=list(kernel.outputs),
         source=kernel.source,
         header=kernel.header,
     )
+    return function
 
 
 def launch_metal(call: KernelCall, verbose: bool = False) -> list[mx.array]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from .kernels import KernelCall, Launcher, load_kernel
-from .paged import QUANT_GROUP, QuantizedRows, int_row
+from mlx_cb.attention.kernels import KernelCall, Launcher, load_kernel
+from mlx_cb.attention.paged import QUANT_GROUP, QuantizedRows, int_row
 
 _SIMDGROUPS = 8
 

@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 import numpy as np
 
-from .backend import AttentionBackend
-from .kernel_cases import AttentionCase
-from .kernels import Launcher
-from .kv_storage import KVLayer
-from .metadata import AttentionMetadata
-from .paged import AttentionShape, KVPool, PagedContext
-from .paged_decode import paged_decode
-from .paged_prefill import PrefillChunks, paged_prefill, plan_prefill
-from .reference import ReferenceBackend
-from .tuning import Tuning
+from mlx_cb.attention.backend import AttentionBackend
+from mlx_cb.attention.kernel_cases import AttentionCase
+from mlx_cb.attention.kernels import Launcher
+from mlx_cb.attention.kv_storage import KVLayer
+from mlx_cb.attention.metadata import AttentionMetadata
+from mlx_cb.attention.paged import AttentionShape, KVPool, PagedContext
+from mlx_cb.attention.paged_decode import paged_decode
+from mlx_cb.attention.paged_prefill import PrefillChunks, paged_prefill, plan_prefill
+from mlx_cb.attention.reference import ReferenceBackend
+from mlx_cb.attention.tuning import Tuning
 
 _log = logging.getLogger(__name__)
 

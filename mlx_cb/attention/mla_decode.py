@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from .kernels import KernelCall, Launcher, load_kernel
-from .paged import PagedContext, float_row, int_row, sink_array, with_inputs
-from .tuning import Tuning
+from mlx_cb.attention.kernels import KernelCall, Launcher, load_kernel
+from mlx_cb.attention.paged import PagedContext, float_row, int_row, with_inputs
+from mlx_cb.attention.paged_decode import merge_call
+from mlx_cb.attention.tuning import Tuning
 
 _SLICES = 4
 
@@ -57,23 +58,7 @@ def mla_calls(
     )
     if not split:
         return [decode]
-    merge = KernelCall(
-        load_kernel("paged_decode_merge"),
-        (lengths, sink_array(None), int_row(parts, 0, heads)),
-        (
-            ("T", queries.dtype),
-            ("DV", value_dim),
-            ("ROWS", 1),
-            ("PART", partition),
-            ("SINKS", False),
-            ("WINDOW", False),
-        ),
-        (32, heads, count),
-        (32, 1, 1),
-        ((count, heads, value_dim),),
-        (queries.dtype,),
-    )
-    return [decode, merge]
+    return [decode, merge_call(decode, lengths, None, None)]
 
 
 def mla_decode(

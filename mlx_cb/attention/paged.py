@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 import mlx.core as mx
 import numpy as np
 
-from .kernels import KernelCall, pad_elements
+from mlx_cb.attention.kernels import KernelCall, pad_elements
 
 QUANT_GROUP = 32
 """Elements that share a scale in an int8 or 4-bit pool."""

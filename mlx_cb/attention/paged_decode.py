@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from .kernels import KernelCall, Launcher, load_kernel
-from .paged import (
+from mlx_cb.attention.kernels import KernelCall, Launcher, load_kernel
+from mlx_cb.attention.paged import (
     THREADGROUP_BYTES,
     AttentionShape,
     KVPool,
@@ -21,7 +21,7 @@ from .paged import (
     sink_array,
     with_inputs,
 )
-from .tuning import Tuning
+from mlx_cb.attention.tuning import Tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +112,6 @@ def decode_calls(
     parts = -(-span // plan.partition) if plan.partition else 1
     simdgroups = plan.head_simdgroups * plan.key_simdgroups
     tables, lengths = context.padded()
-    flags = (
-        ("SINKS", sinks is not None),
-        ("WINDOW", shape.window is not None),
-        ("SOFTCAP", shape.softcap is not None),
-    )
     template = (
         ("T", queries.dtype),
         ("TO", mx.float32 if plan.partition else queries.dtype),
@@ -131,7 +126,9 @@ def decode_calls(
         ("KU", plan.keys_per_step),
         ("TK", plan.tile),
         ("PART", plan.partition),
-        *flags,
+        ("SINKS", sinks is not None),
+        ("WINDOW", shape.window is not None),
+        ("SOFTCAP", shape.softcap is not None),
     )
     dims = int_row(parts, context.block_tables.shape[1], kv_heads, shape.window or 0)
     scalars = float_row(shape.scale, shape.softcap or 0.0)
@@ -147,19 +144,31 @@ def decode_calls(
     )
     if not plan.partition:
         return [decode]
-    merge = KernelCall(
+    return [decode, merge_call(decode, lengths, sinks, shape.window)]
+
+
+def merge_call(
+    decode: KernelCall, context_lens: mx.array, sinks: mx.array | None, window: int | None
+) -> KernelCall:
+    """The call of paged_decode_merge after a split `decode` (or mla_decode) call.
+
+    Its first two inputs, the partials, are missing: they are the outputs of `decode`.
+    """
+    chosen = dict(decode.template)
+    total, heads, parts, value_dim = decode.output_shapes[0]
+    return KernelCall(
         load_kernel("paged_decode_merge"),
-        (lengths, sink_array(sinks), int_row(parts, 0, heads, shape.window or 0)),
+        (context_lens, sink_array(sinks), int_row(parts, 0, heads, window or 0)),
         (
-            ("T", queries.dtype),
+            ("T", chosen["T"]),
             ("DV", value_dim),
-            ("ROWS", rows),
-            ("PART", plan.partition),
-            *flags[:2],
+            ("ROWS", chosen.get("ROWS", 1)),
+            ("PART", chosen["PART"]),
+            ("SINKS", sinks is not None),
+            ("WINDOW", window is not None),
         ),
         (32, heads, total),
         (32, 1, 1),
         ((total, heads, value_dim),),
-        (queries.dtype,),
+        (chosen["T"],),
     )
-    return [decode, merge]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from .kernels import KernelCall, Launcher, load_kernel, pad_elements
-from .paged import (
+from mlx_cb.attention.kernels import KernelCall, Launcher, load_kernel, pad_elements
+from mlx_cb.attention.paged import (
     THREADGROUP_BYTES,
     AttentionShape,
     KVPool,
@@ -20,7 +20,7 @@ from .paged import (
     int_row,
     sink_array,
 )
-from .tuning import Tuning
+from mlx_cb.attention.tuning import Tuning
 
 _TILES = ((32, 32), (32, 16), (32, 8), (16, 16), (16, 8), (8, 8))
 

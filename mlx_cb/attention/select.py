@@ -10,13 +10,12 @@ from types import ModuleType
 
 import mlx.core as mx
 
+from mlx_cb.attention.backend import AttentionBackend
+from mlx_cb.attention.kernels import kernel_folder, launch_metal
+from mlx_cb.attention.metal import MetalBackend
+from mlx_cb.attention.reference import ReferenceBackend
+from mlx_cb.attention.tuning import Tuning, default_tuning, gpu_architecture, load_tuning
 from mlx_cb.errors import MlxCbError
-
-from .backend import AttentionBackend
-from .kernels import kernel_folder, launch_metal
-from .metal import MetalBackend
-from .reference import ReferenceBackend
-from .tuning import Tuning, default_tuning, gpu_architecture, load_tuning
 
 _log = logging.getLogger(__name__)
 NAMES = ("auto", "metal", "reference", "emulator")

@@ -47,7 +47,7 @@ QMM_ROWS = 8
 def default_tuning(architecture: str) -> Tuning:
     """Tuning for an architecture string such as `applegpu_g14s`; any string is accepted."""
     return Tuning(
-        fill=_FILL_BY_SIZE.get(architecture[-1:], Tuning.fill),
+        fill=_FILL_BY_SIZE.get(architecture[-1:], Tuning().fill),
         qmm_max_rows=QMM_ROWS if architecture.startswith(_RE_READS_WEIGHTS) else 0,
     )
 

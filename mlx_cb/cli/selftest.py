@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import Any
 
 import click
@@ -13,15 +14,13 @@ import click
 @click.command("selftest")
 @click.option("--bench", is_flag=True, help="Also measure speed and write the tuning it finds.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def selftest(bench: bool, as_json: bool) -> None:
+def command(bench: bool, as_json: bool) -> None:
     """Check every Metal kernel against float64 on this machine's GPU.
 
     \b
     mlx-cb selftest                 about a minute; exit code 1 if anything is wrong
     mlx-cb selftest --bench --json  also measure, tune, and print what to send us
     """
-    import mlx.core as mx
-
     from mlx_cb.attention.kernels import launch_metal
     from mlx_cb.attention.select import runs_on_metal
     from mlx_cb.attention.tuning import gpu_architecture, load_tuning
@@ -29,7 +28,7 @@ def selftest(bench: bool, as_json: bool) -> None:
 
     report: dict[str, Any] = {
         "machine": platform.platform(),
-        "mlx": mx.__version__,
+        "mlx": version("mlx"),
         "gpu": gpu_architecture(),
         "checks": [],
     }

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from mlx_cb.attention.kernels import KernelCall
-from mlx_cb.attention.kv_storage import KVLayer, KVLayerSpec, KVStorage
+from mlx_cb.attention.kv_storage import KVLayer, KVLayerSpec
 from mlx_cb.attention.metadata import AttentionMetadata
 from mlx_cb.attention.metal import MetalBackend
 from mlx_cb.attention.reference import ReferenceBackend
 from mlx_cb.attention.select import make_backend
 from mlx_cb.attention.tuning import Tuning
 from mlx_cb.errors import MlxCbError
-from mlx_cb.model.runner import ModelRunner
 from tests import tiny
 
 from .emulator import emulate
@@ -164,8 +163,9 @@ def test_engine_on_the_emulator_gives_the_tokens_of_mlx_lm(pipelined: bool) -> N
     )
     backend = make_backend("emulator", BLOCK)
     assert backend.name == "emulator"
-    storage = KVStorage(list(core.cache_spec.layers), BLOCK)
-    core.runner = ModelRunner(model, storage, backend)
+    core.runner.backend = backend
+    for cache in core.runner.caches:
+        cache.backend = backend
     rng = np.random.default_rng(2)
     prompts = [rng.integers(0, tiny.VOCAB_SIZE, n).tolist() for n in (1, 30, 17, 70)]
     collected = tiny.Collected()

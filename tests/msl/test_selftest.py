@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from mlx_cb.attention.kernels import KernelCall, kernel_names
 from mlx_cb.attention.tuning import Tuning, default_tuning, load_tuning, save_tuning
-from mlx_cb.cli.selftest import selftest
+from mlx_cb.cli.selftest import command
 from mlx_cb.model.kernel_bench import BenchSizes, KernelBench
 from mlx_cb.model.selftest import check_case, check_writes_in_place, kernel_cases
 
@@ -36,11 +36,11 @@ SMALL = BenchSizes(
 def test_command_says_what_it_cannot_check() -> None:
     if mx.metal.is_available():
         pytest.skip("this machine has Metal")
-    done = CliRunner().invoke(selftest, [])
+    done = CliRunner().invoke(command, [])
     assert done.exit_code == 0, done.output
     assert "ok  KV writes in place" in done.output
     assert "not checked  kernel results: no Metal GPU here" in done.output
-    done = CliRunner().invoke(selftest, ["--json", "--bench"])
+    done = CliRunner().invoke(command, ["--json", "--bench"])
     report = json.loads(done.output)
     assert report["gpu"] == "none"
     assert {check["status"] for check in report["checks"]} == {"ok", "not checked"}
@@ -113,6 +113,7 @@ def test_tuning_file(tmp_path: Path) -> None:
     assert load_tuning("applegpu_g15s", path) == default_tuning("applegpu_g15s")
     assert default_tuning("applegpu_g13g").qmm_max_rows == 8
     assert default_tuning("applegpu_g16d").qmm_max_rows == 0
+    assert default_tuning("unheard of") == Tuning()
     measured = Tuning(partition=256)
     save_tuning("applegpu_g15s", measured, path)
     save_tuning("applegpu_g13g", Tuning(), path)
