@@ -21,6 +21,7 @@ from mlx_cb.attention.paged_decode import decode_calls, paged_decode
 from mlx_cb.attention.paged_prefill import PrefillChunks, paged_prefill, prefill_call
 from mlx_cb.attention.tuning import Tuning
 
+QUANTIZED = ("int8", "int4")
 TOLERANCE = {mx.float16: 2e-3, mx.bfloat16: 2e-2, mx.float32: 1e-5}
 """Largest error allowed, relative to the largest magnitude of the answer."""
 
@@ -52,7 +53,7 @@ class AttentionCase:
     """A problem of paged_decode (`chunks` empty) or paged_prefill.
 
     Attributes:
-        kv: `same` as dtype, `int8` or `int4`.
+        kv: `same` as dtype, the name of another float type, `int8` or `int4`.
         contexts: tokens per sequence; for decode the `rows` new ones included.
         chunks: query rows per sequence for prefill.
         sharpness: factor of the usual scale; at 64 a softmax without a maximum overflows.
@@ -164,14 +165,14 @@ class _PagedStore:
             ids = tables[i, t // size] if n else t
             self.tokens.append((sides[0][ids, :, t % size], sides[1][ids, :, t % size]))
         self.pool = (
-            KVPool.dense(*pools) if case.kv == "same" else KVPool.quantized(*pools)  # type: ignore[arg-type]
+            KVPool.dense(*pools) if case.kv not in QUANTIZED else KVPool.quantized(*pools)  # type: ignore[arg-type]
         )
 
 
 def _store(pool: np.ndarray, case: AttentionCase) -> tuple[mx.array | QuantizedRows, np.ndarray]:
     """The pool in the case's format, and the values that a perfect reader gets out of it."""
-    if case.kv == "same":
-        array = mx.array(pool).astype(case.dtype)
+    if case.kv not in QUANTIZED:
+        array = mx.array(pool).astype(case.dtype if case.kv == "same" else getattr(mx, case.kv))
         return array, np.array(array.astype(mx.float32))
     stored = quantize_reference(pool, 8 if case.kv == "int8" else 4)
     return stored, dequantized(stored)

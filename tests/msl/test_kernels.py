@@ -157,6 +157,8 @@ QUICK = [
     ),
     AttentionCase(contexts=(100, 40), sharpness=64.0, tuning=Tuning(partition=32)),
     AttentionCase(contexts=(100,), chunks=(40,), sharpness=64.0),
+    AttentionCase(dtype=mx.float32, kv="float16", contexts=(40,), dim=128, value_dim=128, group=8),
+    AttentionCase(dtype=mx.float16, kv="bfloat16", contexts=(40,), chunks=(9,)),
     QuantizeCase(bits=8),
     QuantizeCase(bits=4, dtype=mx.bfloat16),
     MlaCase(heads=20, contexts=(40, 3), tuning=Tuning(partition=16)),
