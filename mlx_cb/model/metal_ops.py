@@ -13,7 +13,7 @@ from mlx_cb.attention.paged import int_row
 _SIMDGROUPS = 8
 _COLUMNS = 4
 MAX_ROWS = 16
-SAMPLE_SIMDGROUPS = 32
+SAMPLE_SIMDGROUPS = 16
 
 
 def qmm_small_call(
