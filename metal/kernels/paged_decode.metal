@@ -167,7 +167,7 @@ UNROLL for (int h = 0; h < HPT; h++) {
   float norm = 1.0f;
   if (PART == 0) {
     if (SINKS) {
-      const float sink = sinks[min(head, heads - 1)] * LOG2E;
+      const float sink = float(sinks[min(head, heads - 1)]) * LOG2E;
       const float top = max(m_all, sink);
       norm = fast::exp2(m_all - top);
       l_all = l_all * norm + fast::exp2(sink - top);

@@ -19,7 +19,7 @@ for (int p = lane; p < used; p += 32) {
 }
 m = simd_max(m);
 if (SINKS) {
-  m = max(m, sinks[head] * LOG2E);
+  m = max(m, float(sinks[head]) * LOG2E);
 }
 float l = 0.0f;
 for (int p = lane; p < used; p += 32) {
@@ -27,7 +27,7 @@ for (int p = lane; p < used; p += 32) {
 }
 l = simd_sum(l);
 if (SINKS) {
-  l += fast::exp2(sinks[head] * LOG2E - m);
+  l += fast::exp2(float(sinks[head]) * LOG2E - m);
 }
 for (int d = lane; d < DV; d += 32) {
   float sum = 0.0f;

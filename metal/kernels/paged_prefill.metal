@@ -134,7 +134,7 @@ for (int t0 = first / TKV * TKV; t0 < last; t0 += TKV) {
 
 float norm = 1.0f;
 if (SINKS) {
-  const float sink = sinks[head] * LOG2E;
+  const float sink = float(sinks[head]) * LOG2E;
   const float top = max(m, sink);
   norm = fast::exp2(m - top);
   l = l * norm + fast::exp2(sink - top);

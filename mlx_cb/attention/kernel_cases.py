@@ -145,9 +145,7 @@ class _PagedStore:
         for i, n in enumerate(needed):
             tables[i, :n] = order[at : at + n]
             at += n
-        self.context = PagedContext(
-            mx.array(tables), mx.array(np.array(case.contexts, np.int32)), max(case.contexts)
-        )
+        self.context = PagedContext.from_host(tables, np.array(case.contexts, np.int32))
         pools = []
         self.tokens: list[tuple[np.ndarray, np.ndarray]] = []
         sides = []

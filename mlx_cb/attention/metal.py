@@ -94,7 +94,8 @@ class MetalBackend(AttentionBackend):
     def _attend_rows(
         self, part: _Rows, layer: KVLayer, queries: mx.array, scale: float, sinks: mx.array | None
     ) -> mx.array:
-        rows = queries[part.start : part.stop]
+        whole = len(self._parts) == 1
+        rows = queries if whole else queries[part.start : part.stop]
         spec = layer.spec
         variant = Variant(
             part.kernel,
@@ -180,9 +181,7 @@ def _rows(kernel: str, metadata: AttentionMetadata, first: int, last: int) -> _R
         seq_lens=seq_lens,
         block_tables=tables,
     )
-    context = PagedContext(
-        mx.array(tables.astype(np.int32)), mx.array(seq_lens.astype(np.int32)), int(seq_lens.max())
-    )
+    context = PagedContext.from_host(tables, seq_lens)
     chunks = None if decodes else PrefillChunks(local)
     return _Rows(kernel, start, stop, context, chunks, part)
 

@@ -28,7 +28,7 @@ def mla_calls(
     partition = tuning.partition if split else 0
     parts = -(-context.longest // partition) if split else 1
     threads = head_block // 8 * _SLICES * 32
-    tables, lengths = context.padded()
+    tables, lengths = context.block_tables, context.context_lens
     out_type = mx.float32 if split else queries.dtype
     decode = KernelCall(
         load_kernel("mla_decode"),
@@ -37,7 +37,7 @@ def mla_calls(
             latent,
             tables,
             lengths,
-            int_row(parts, context.block_tables.shape[1], heads),
+            int_row(parts, context.max_blocks, heads),
             float_row(scale),
         ),
         (

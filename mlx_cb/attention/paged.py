@@ -11,8 +11,9 @@ from functools import cache, lru_cache
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
-from mlx_cb.attention.kernels import KernelCall, pad_elements
+from mlx_cb.attention.kernels import MIN_ELEMENTS, KernelCall, pad_elements
 
 QUANT_GROUP = 32
 """Elements that share a scale in an int8 or 4-bit pool."""
@@ -72,18 +73,31 @@ class QuantizedRows:
 class PagedContext:
     """Where each sequence's keys lie.
 
+    Padded on the host, once per step: a concatenation per layer would be a dispatch per layer.
+
     Attributes:
-        block_tables: int32 (S, max_blocks); entries beyond a context are never read.
-        context_lens: int32 (S,): tokens with keys, the query rows included.
-        longest: the largest context, known on the host.
+        block_tables: int32, S rows of `max_blocks`, flat, at least 8 elements; entries beyond a
+            context are never read.
+        context_lens: int32, S lengths, at least 8 elements: tokens with keys, the query rows
+            included.
+        max_blocks: entries per row of `block_tables`.
+        longest: the largest context.
     """
 
     block_tables: mx.array
     context_lens: mx.array
+    max_blocks: int
     longest: int
 
-    def padded(self) -> tuple[mx.array, mx.array]:
-        return pad_elements(self.block_tables.reshape(-1)), pad_elements(self.context_lens)
+    @staticmethod
+    def from_host(block_tables: NDArray[np.int32], context_lens: NDArray[np.int32]) -> PagedContext:
+        """From (S, max_blocks) and (S,)."""
+        return PagedContext(
+            host_array(block_tables),
+            host_array(context_lens),
+            block_tables.shape[1],
+            int(context_lens.max()),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +110,17 @@ class AttentionShape:
     rows: int = 1
 
 
+def host_array(values: NDArray[np.int32]) -> mx.array:
+    """Flat int32 of at least 8 elements, without a dispatch."""
+    flat = np.zeros(max(values.size, MIN_ELEMENTS), np.int32)
+    flat[: values.size] = values.reshape(-1)
+    return mx.array(flat)
+
+
 @cache
 def unused(dtype: mx.Dtype) -> mx.array:
-    return mx.zeros((8,), dtype)
+    """Stands for an input that a variant does not read. Not lazy: every thread may use it."""
+    return mx.array(np.zeros(MIN_ELEMENTS, np.float32 if dtype == mx.float32 else np.float16))
 
 
 @lru_cache(maxsize=1024)
@@ -112,7 +134,7 @@ def float_row(*values: float) -> mx.array:
 
 
 def sink_array(sinks: mx.array | None) -> mx.array:
-    return unused(mx.float32) if sinks is None else pad_elements(sinks.astype(mx.float32))
+    return unused(mx.float32) if sinks is None else pad_elements(sinks)
 
 
 def with_inputs(call: KernelCall, first: list[mx.array]) -> KernelCall:

@@ -111,7 +111,7 @@ def decode_calls(
     )
     parts = -(-span // plan.partition) if plan.partition else 1
     simdgroups = plan.head_simdgroups * plan.key_simdgroups
-    tables, lengths = context.padded()
+    tables, lengths = context.block_tables, context.context_lens
     template = (
         ("T", queries.dtype),
         ("TO", mx.float32 if plan.partition else queries.dtype),
@@ -130,7 +130,7 @@ def decode_calls(
         ("WINDOW", shape.window is not None),
         ("SOFTCAP", shape.softcap is not None),
     )
-    dims = int_row(parts, context.block_tables.shape[1], kv_heads, shape.window or 0)
+    dims = int_row(parts, context.max_blocks, kv_heads, shape.window or 0)
     scalars = float_row(shape.scale, shape.softcap or 0.0)
     out_shape = (total, heads, parts, value_dim)
     decode = KernelCall(

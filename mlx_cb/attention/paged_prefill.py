@@ -5,18 +5,20 @@ Owns: tile sizes per head dim and type, and the work list. Pure functions of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
-from mlx_cb.attention.kernels import KernelCall, Launcher, load_kernel, pad_elements
+from mlx_cb.attention.kernels import KernelCall, Launcher, load_kernel
 from mlx_cb.attention.paged import (
     THREADGROUP_BYTES,
     AttentionShape,
     KVPool,
     PagedContext,
     float_row,
+    host_array,
     int_row,
     sink_array,
 )
@@ -43,7 +45,15 @@ class PrefillChunks:
             row is the last token of context s.
     """
 
-    starts: np.ndarray
+    starts: NDArray[np.int32]
+    _arrays: dict[int, tuple[mx.array, mx.array, int]] = field(default_factory=dict)
+
+    def arrays(self, rows: int) -> tuple[mx.array, mx.array, int]:
+        """`starts`, the work list for tiles of `rows`, and its length; made once per step."""
+        if rows not in self._arrays:
+            work = self.work_list(rows)
+            self._arrays[rows] = (host_array(self.starts), host_array(work), len(work))
+        return self._arrays[rows]
 
     def work_list(self, rows: int) -> np.ndarray:
         """int32 (W, 2): sequence and first row of every threadgroup's tile."""
@@ -87,8 +97,8 @@ def prefill_call(
     plan = plan_prefill(dims, queries.dtype.size, tuning)
     if plan is None:
         raise ValueError(f"paged_prefill: no tile for head dim {dims} of {queries.dtype}")
-    tables, lengths = context.padded()
-    work = chunks.work_list(plan.rows)
+    tables, lengths = context.block_tables, context.context_lens
+    starts, work, tiles = chunks.arrays(plan.rows)
     group = heads // pool.kv_heads
     threads = plan.rows // 8 * plan.splits * 32
     return KernelCall(
@@ -98,10 +108,10 @@ def prefill_call(
             *pool.arrays(),
             tables,
             lengths,
-            pad_elements(mx.array(chunks.starts.astype(np.int32))),
-            pad_elements(mx.array(work.reshape(-1))),
+            starts,
+            work,
             sink_array(sinks),
-            int_row(pool.kv_heads, context.block_tables.shape[1], shape.window or 0),
+            int_row(pool.kv_heads, context.max_blocks, shape.window or 0),
             float_row(shape.scale, shape.softcap or 0.0),
         ),
         (
@@ -117,7 +127,7 @@ def prefill_call(
             ("WINDOW", shape.window is not None),
             ("SOFTCAP", shape.softcap is not None),
         ),
-        (threads * len(work), heads, 1),
+        (threads * tiles, heads, 1),
         (threads, 1, 1),
         ((queries.shape[0], heads, dims[1]),),
         (queries.dtype,),

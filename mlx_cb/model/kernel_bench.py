@@ -167,7 +167,7 @@ class KernelBench:
         shape = (rows * blocks, s.kv_heads, 16, s.dim)
         keys, values = (mx.random.normal(shape).astype(mx.float16) for _ in range(2))
         order = np.random.default_rng(0).permutation(rows * blocks).reshape(rows, blocks)
-        lengths = mx.full((rows,), context, dtype=mx.int32)
-        tables = mx.array(order.astype(np.int32))
-        mx.eval(keys, values, lengths, tables)
-        return KVPool.dense(keys, values), PagedContext(tables, lengths, context)
+        lengths = np.full(rows, context, np.int32)
+        mx.eval(keys, values)
+        paged = PagedContext.from_host(order.astype(np.int32), lengths)
+        return KVPool.dense(keys, values), paged

@@ -90,7 +90,7 @@ MUTANTS = [
         ("sink of the first head", "sinks[min(head, heads - 1)]", "sinks[0]"),
         (
             "sink not in base 2",
-            "sinks[min(head, heads - 1)] * LOG2E",
+            "float(sinks[min(head, heads - 1)]) * LOG2E",
             "sinks[min(head, heads - 1)]",
         ),
         ("spare slots written", "if (slot < SLOTS) {\n        out", "if (true) {\n        out"),
@@ -135,7 +135,7 @@ MUTANTS = [
             "1.0f;\n  }\n  out",
         ),
         ("row not mapped to its sequence", "context_lens[row / ROWS]", "context_lens[row]"),
-        ("sink forgotten", "l += fast::exp2(sinks[head] * LOG2E - m);", ""),
+        ("sink forgotten", "l += fast::exp2(float(sinks[head]) * LOG2E - m);", ""),
         ("ignores the window", "const int start = WINDOW ?", "const int start = false ?"),
     ),
     *_of(
@@ -170,7 +170,7 @@ MUTANTS = [
             "if (row < q_end) {\n  const size_t target",
             "if (true) {\n  const size_t target",
         ),
-        ("wrong sink", "sinks[head] * LOG2E", "sinks[group] * LOG2E"),
+        ("wrong sink", "float(sinks[head]) * LOG2E", "float(sinks[group]) * LOG2E"),
         (
             "keys behind the chunk not zeroed",
             "const bool seen = t >= first && t < last;",

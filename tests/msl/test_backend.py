@@ -77,7 +77,7 @@ def test_backend_agrees_with_reference(
         mx.array(rng.standard_normal((rows, 2, 1, 64)).astype(np.float32)).astype(dtype)
         for _ in range(2)
     )
-    extra = mx.array(rng.standard_normal(6).astype(np.float32)) if sinks else None
+    extra = mx.array(rng.standard_normal(6).astype(np.float32)).astype(dtype) if sinks else None
     answers = []
     metal = MetalBackend(BLOCK, emulate, Tuning(partition=32))
     for backend in (ReferenceBackend(BLOCK), metal):
