@@ -1,8 +1,7 @@
 """Runs captured Metal kernels on the CPU and reports what they did wrong and how much they moved.
 
-Owns: turning mx.arrays into guarded memory and back, compiled kernels, the ctypes side of
-runtime.c. `emulate` is a launcher (mlx_cb.attention.kernels): give it where the product gives
-launch_metal.
+Owns: turning mx.arrays into guarded memory and back, compiled kernels, the ctypes side of runtime/.
+`emulate` is a launcher (mlx_cb.attention.kernels): give it where the product gives launch_metal.
 """
 
 from __future__ import annotations

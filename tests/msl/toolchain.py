@@ -99,7 +99,7 @@ def _major(path: str) -> int:
 def _shim_digest() -> str:
     digest = hashlib.sha256()
     files = sorted(p for p in (HERE / "shim").rglob("*") if p.is_file())
-    for path in [*files, HERE / "runtime.c"]:
+    for path in [*files, *sorted((HERE / "runtime").iterdir())]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -118,12 +118,13 @@ def _run(command: list[str], text: str | None = None) -> None:
 
 @cache
 def load_runtime() -> ctypes.CDLL:
-    """runtime.c, compiled once per machine and opened so that kernels find its symbols."""
+    """runtime/*.c, compiled once per machine and opened so that kernels find its symbols."""
     target = _cached("runtime", ".so")
     if not target.exists():
         part = target.with_suffix(f".{os.getpid()}.tmp")
         driver = list(find_toolchain().c_driver)
-        _run([*driver, "-shared", "-fPIC", "-O2", str(HERE / "runtime.c"), "-o", str(part)])
+        sources = [str(path) for path in sorted((HERE / "runtime").glob("*.c"))]
+        _run([*driver, "-shared", "-fPIC", "-O2", "-Wall", *sources, "-o", str(part)])
         part.replace(target)
     ctypes.CDLL("libm.so.6", mode=ctypes.RTLD_GLOBAL)
     return ctypes.CDLL(str(target), mode=ctypes.RTLD_GLOBAL)
