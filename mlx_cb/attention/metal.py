@@ -205,7 +205,6 @@ def proof_cases(variant: Variant, block_size: int, tuning: Tuning) -> list[Atten
         chunks = (1, size + 3, 2 * size + 1)
         return [replace(case, chunks=chunks, contexts=(1, size + 3, 4 * size + 1))]
     whole = replace(case, contexts=(1, size - 1, size, 2 * size + 1))
-    split = replace(case, contexts=(1, tuning.partition + 1), window=None)
-    if variant.window:
-        return [whole]
+    wide = tuning.partition + size if variant.window else None
+    split = replace(case, contexts=(1, tuning.partition + 2 * size), window=wide)
     return [whole, split]

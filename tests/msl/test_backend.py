@@ -11,7 +11,7 @@ import pytest
 from mlx_cb.attention.kernels import KernelCall
 from mlx_cb.attention.kv_storage import KVLayer, KVLayerSpec
 from mlx_cb.attention.metadata import AttentionMetadata
-from mlx_cb.attention.metal import MetalBackend
+from mlx_cb.attention.metal import MetalBackend, Variant, proof_cases
 from mlx_cb.attention.reference import ReferenceBackend
 from mlx_cb.attention.select import make_backend
 from mlx_cb.attention.tuning import Tuning
@@ -143,6 +143,15 @@ def test_a_bad_kernel_is_switched_off_loudly(
     assert len(warnings) == 2  # once per variant, not once per step
     assert "paged_decode[float32/float32 D=64/64 G=2]" in warnings[0]
     assert all(reason in text for text in warnings)
+
+
+@pytest.mark.parametrize("window", [False, True])
+def test_the_proof_covers_the_texts_that_are_used(window: bool) -> None:
+    """Whole and split contexts compile different texts; both must have been proven."""
+    variant = Variant("paged_decode", mx.float16, mx.float16, 64, 64, 4, window, False)
+    calls = [c.build().calls for c in proof_cases(variant, BLOCK, Tuning(partition=64))]
+    assert [len(c) for c in calls] == [1, 2]
+    assert all(dict(c[0].template)["WINDOW"] == window for c in calls)
 
 
 def test_unknown_and_impossible_backends_are_refused() -> None:
