@@ -23,6 +23,16 @@ METAL_FUNC float load_kv(const device uint32_t* p, const device half* s, const d
 // part: softcap
 METAL_FUNC float soft_cap(float x, float cap) { return cap * precise::tanh(x / cap); }
 
+// part: order
+// Unsigned integers in the order of the floats they stand for, and back.
+METAL_FUNC uint order_of(float x) {
+  const uint bits = as_type<uint>(x);
+  return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
+}
+METAL_FUNC float float_of(uint order) {
+  return as_type<float>(order ^ ((order >> 31) != 0 ? 0x80000000u : 0xffffffffu));
+}
+
 // part: fragments
 #include <metal_simdgroup_matrix>
 // 8x8 matrices are filled element by element: every lane owns row `r`, columns `c` and `c + 1`

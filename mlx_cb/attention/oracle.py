@@ -91,3 +91,17 @@ def lowest_kept(logits: np.ndarray, top_k: int, top_p: float, min_p: float) -> t
     if min_p > 0.0:
         cut = max(cut, order[0] + np.log(min(min_p, 1.0)))
     return float(cut), float(mass[order > cut].sum())
+
+
+def draw(logits: np.ndarray, threshold: float, uniform: float) -> tuple[int, float]:
+    """The token that inverse CDF chooses among logits (V,) >= threshold, in the order of ids.
+
+    Returns:
+        The token, and how far (in probability) `uniform` is from the nearest boundary.
+    """
+    x = logits.astype(np.float64)
+    kept = np.flatnonzero(x >= threshold)
+    mass = np.exp(x[kept] - x.max())
+    cumulative = np.cumsum(mass) / mass.sum()
+    index = min(int(np.searchsorted(cumulative, uniform, side="right")), len(kept) - 1)
+    return int(kept[index]), float(np.abs(cumulative[:-1] - uniform).min(initial=1.0))

@@ -20,6 +20,7 @@ from mlx_cb.attention.paged import AttentionShape, KVPool, PagedContext
 from mlx_cb.attention.paged_decode import paged_decode
 from mlx_cb.attention.paged_prefill import PrefillChunks, paged_prefill
 from mlx_cb.attention.tuning import QMM_ROWS, Tuning
+from mlx_cb.model.metal_cases import filters_of
 from mlx_cb.model.metal_ops import qmm_small, sample_rows
 
 
@@ -120,8 +121,8 @@ class KernelBench:
     def sampling(self, rows: int) -> Timing:
         """Top-k 50, top-p 0.9 of a large vocabulary."""
         logits = mx.random.normal((rows, self.sizes.vocabulary))
-        k, p = mx.full((rows,), 50, dtype=mx.int32), mx.full((rows,), 0.9)
-        seconds = self.measure(lambda: sample_rows(logits, k, p, mx.zeros((rows,)), self.launch))
+        filters = filters_of([(50, 0.9, 0.0, 0.5)] * rows)
+        seconds = self.measure(lambda: sample_rows(logits, filters, self.launch)[1])
         return Timing(f"sample_rows {rows} rows", seconds, logits.nbytes)
 
     def report(self, tuning: Tuning) -> list[Timing]:

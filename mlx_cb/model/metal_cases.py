@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -9,21 +10,35 @@ import numpy as np
 
 from mlx_cb.attention.kernel_cases import TOLERANCE, Problem
 from mlx_cb.attention.kernels import Launcher
-from mlx_cb.attention.oracle import dequantize, lowest_kept, unpack
-from mlx_cb.model.metal_ops import qmm_small, qmm_small_call, sample_rows, sample_rows_call
+from mlx_cb.attention.oracle import dequantize, draw, lowest_kept, unpack
+from mlx_cb.model.metal_ops import (
+    SampleFilters,
+    qmm_small,
+    qmm_small_call,
+    sample_rows,
+    sample_rows_call,
+)
 
 FILTERS = (
-    (0, 1.0, 0.0),
-    (50, 1.0, 0.0),
-    (0, 0.9, 0.0),
-    (7, 0.5, 0.0),
-    (0, 1.0, 0.3),
-    (40, 0.8, 0.05),
-    (1, 1.0, 0.0),
-    (200, 1.0, 0.0),
-    (5000, 0.999, 1.0),
+    (0, 1.0, 0.0, 0.3),
+    (50, 1.0, 0.0, 0.99),
+    (0, 0.9, 0.0, 0.5),
+    (7, 0.5, 0.0, 0.7),
+    (0, 1.0, 0.3, 0.1),
+    (40, 0.8, 0.05, 0.9),
+    (1, 1.0, 0.0, 0.0),
+    (200, 1.0, 0.0, 0.999),
+    (5000, 0.999, 1.0, 0.6),
 )
-"""(top_k, top_p, min_p) of the rows of a SampleCase."""
+"""(top_k, top_p, min_p, uniform) of the rows of a SampleCase."""
+
+
+def filters_of(rows: Sequence[tuple[int, float, float, float]]) -> SampleFilters:
+    """The columns of (top_k, top_p, min_p, uniform) rows."""
+    k, *rest = (list(column) for column in zip(*rows, strict=True))
+    return SampleFilters(
+        mx.array(k, dtype=mx.int32), *(mx.array(c, dtype=mx.float32) for c in rest)
+    )
 
 
 @dataclass(frozen=True)
@@ -67,7 +82,7 @@ class QmmCase:
 class SampleCase:
     """A problem of sample_rows: one row per entry of FILTERS.
 
-    The cut is a logit of the row, so it is right exactly or wrong; only min_p computes one.
+    The answer has two columns: the lowest kept logit, and the logit of the chosen token.
     """
 
     vocabulary: int = 1000
@@ -81,16 +96,19 @@ class SampleCase:
         """Normal logits."""
         rng = np.random.default_rng(seed)
         logits = (rng.standard_normal((len(FILTERS), self.vocabulary)) * 2).astype(np.float32)
-        cuts = [lowest_kept(row, *f)[0] for row, f in zip(logits, FILTERS, strict=True)]
-        k, p, m = (mx.array(list(column)) for column in zip(*FILTERS, strict=True))
-        arguments = (mx.array(logits), k.astype(mx.int32), p, m)
-        expected = np.array(cuts)
-        keep_all = expected <= logits.min(1)  # the kernel says -inf then
+        expected = np.zeros((len(FILTERS), 2))
+        for row, (x, (k, p, min_p, uniform)) in enumerate(zip(logits, FILTERS, strict=True)):
+            expected[row, 0] = lowest_kept(x, k, p, min_p)[0]
+            token, _ = draw(x, expected[row, 0] - 1e-9, uniform)
+            expected[row, 1] = x[token]
+        keep_all = mx.array(expected[:, 0] <= logits.min(1))  # the kernel says -inf then
+        lowest = mx.array(expected[:, 0].astype(np.float32))
+        device_logits, filters = mx.array(logits), filters_of(FILTERS)
 
         def run(launch: Launcher) -> mx.array:
-            cut = sample_rows(*arguments, launch)
-            return mx.where(
-                mx.array(keep_all) & (cut == -mx.inf), mx.array(expected.astype(np.float32)), cut
-            )
+            cut, token = sample_rows(device_logits, filters, launch)
+            chosen = mx.take_along_axis(device_logits, token[:, None], axis=1)[:, 0]
+            cut = mx.where(keep_all & (cut == -mx.inf), lowest, cut)
+            return mx.stack([cut, chosen], axis=1)
 
-        return Problem(self.name, expected, 1e-6, [sample_rows_call(*arguments)], run)
+        return Problem(self.name, expected, 1e-6, [sample_rows_call(device_logits, filters)], run)

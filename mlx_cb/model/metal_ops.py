@@ -1,9 +1,11 @@
-"""Metal kernels outside attention: quantized matmul of few rows, and the sampler's cut.
+"""Metal kernels outside attention: quantized matmul of few rows, and sampling.
 
 Owns: building their calls, and which shapes they accept. Knows nothing about layers or requests.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -71,46 +73,56 @@ def qmm_small(
     return launch(qmm_small_call(x, w, scales, biases, group_size, bits))[0]
 
 
+@dataclass(frozen=True, slots=True)
+class SampleFilters:
+    """Per-row parameters of sample_rows, all (R,).
+
+    top_k int32, <= 0 is off. top_p float32, outside (0, 1) is off. min_p float32, <= 0 is off.
+    uniform float32 in [0, 1): the row's random number. Greedy is top_k 1 and uniform 0.
+    """
+
+    top_k: mx.array
+    top_p: mx.array
+    min_p: mx.array
+    uniform: mx.array
+
+    def arrays(self) -> tuple[mx.array, ...]:
+        """In the kernel's order, padded."""
+        columns = (self.top_k, self.top_p, self.min_p, self.uniform)
+        return tuple(pad_elements(column) for column in columns)
+
+
 def sample_rows_call(
-    logits: mx.array,
-    top_k: mx.array,
-    top_p: mx.array,
-    min_p: mx.array,
-    simdgroups: int = SAMPLE_SIMDGROUPS,
+    logits: mx.array, filters: SampleFilters, simdgroups: int = SAMPLE_SIMDGROUPS
 ) -> KernelCall:
     """The call of sample_rows; see there."""
     rows, vocabulary = logits.shape
     return KernelCall(
         load_kernel("sample_rows"),
-        (
-            logits,
-            pad_elements(top_k),
-            pad_elements(top_p),
-            pad_elements(min_p),
-            int_row(vocabulary),
-        ),
+        (logits, *filters.arrays(), int_row(vocabulary)),
         (("NSG", simdgroups),),
         (32 * simdgroups * rows, 1, 1),
         (32 * simdgroups, 1, 1),
-        ((rows,),),
-        (mx.float32,),
+        ((rows,), (rows,)),
+        (mx.float32, mx.int32),
     )
 
 
 def sample_rows(
-    logits: mx.array, top_k: mx.array, top_p: mx.array, min_p: mx.array, launch: Launcher
-) -> mx.array:
-    """The lowest logit that each row's filters keep; ties with it are kept too.
+    logits: mx.array, filters: SampleFilters, launch: Launcher
+) -> tuple[mx.array, mx.array]:
+    """Choose a token per row, without sorting the vocabulary.
 
-    Applied in this order: the top_k largest; of those the fewest whose probability reaches top_p;
-    those with at least min_p times the largest probability. top_k <= 0, top_p outside (0, 1) and
-    min_p <= 0 are off.
+    Kept are the top_k largest; of those the fewest whose probability reaches top_p; of those the
+    ones with at least min_p times the largest probability; logits equal to the last kept one stay.
+    The token is the first, by id, at which the cumulated probability exceeds `uniform` of what is
+    kept.
 
     Args:
         logits: float32 (R, V), already divided by the temperature.
-        top_k: int32 (R,). top_p, min_p: float32 (R,).
 
     Returns:
-        float32 (R,).
+        The lowest kept logit, float32 (R,), -inf if all are, and the token, int32 (R,).
     """
-    return launch(sample_rows_call(logits, top_k, top_p, min_p))[0]
+    threshold, token = launch(sample_rows_call(logits, filters))
+    return threshold, token

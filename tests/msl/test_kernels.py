@@ -10,9 +10,9 @@ import pytest
 
 from mlx_cb.attention.kernel_cases import AttentionCase, MlaCase, QuantizeCase
 from mlx_cb.attention.kernels import kernel_names, load_kernel
-from mlx_cb.attention.oracle import dequantize, lowest_kept, unpack
+from mlx_cb.attention.oracle import dequantize, unpack
 from mlx_cb.attention.tuning import Tuning
-from mlx_cb.model.metal_ops import qmm_small, qmm_small_call, sample_rows, sample_rows_call
+from mlx_cb.model.metal_ops import qmm_small, qmm_small_call
 
 from .checks import assert_checked, assert_clean_text, assert_correct, launcher
 from .emulator import Report, Schedule
@@ -312,64 +312,3 @@ def test_qmm_small_refuses_what_it_cannot_do() -> None:
     for rows, group, bits in ((17, 64, 4), (2, 16, 4), (2, 64, 2)):
         with pytest.raises(ValueError, match="qmm_small"):
             qmm_small_call(mx.zeros((rows, 128), mx.float16), w, scales, biases, group, bits)
-
-
-# ---- sample_rows -------------------------------------------------------------------------------
-
-FILTERS = [
-    (0, 1.0, 0.0),
-    (50, 1.0, 0.0),
-    (0, 0.9, 0.0),
-    (7, 0.5, 0.0),
-    (0, 1.0, 0.3),
-    (40, 0.8, 0.05),
-    (1, 1.0, 0.0),
-    (0, 1e-6, 0.0),
-    (5000, 0.999, 1.0),
-]
-
-
-def _check_cut(logits: np.ndarray, cut: float, k: int, p: float, min_p: float) -> None:
-    """`cut` keeps what the oracle keeps, except where the mass lies within rounding of top_p."""
-    expected, above = lowest_kept(logits, k, p, min_p)
-    kept, wanted = logits >= cut, logits >= expected - 1e-6
-    if np.array_equal(kept, wanted):
-        return
-    assert 0 < p < 1
-    mass = np.exp(logits - logits.max())
-    if 0 < k < len(logits):
-        mass = np.where(logits >= np.sort(logits)[-k], mass, 0)
-    mass /= mass.sum()
-    assert abs(mass[kept].sum() - p) < 1e-4 or abs(above - p) < 1e-4
-
-
-@pytest.mark.parametrize("vocabulary", [40, 1000])
-@pytest.mark.parametrize("shape", ["normal", "flat", "peaked", "ties", "banned"])
-def test_sample_rows(vocabulary: int, shape: str) -> None:
-    rng = np.random.default_rng(vocabulary)
-    logits = (rng.standard_normal((len(FILTERS), vocabulary)) * 3).astype(np.float32)
-    if shape == "flat":
-        logits *= 1e-3
-    elif shape == "peaked":
-        logits *= 20
-    elif shape == "ties":
-        logits = np.rint(logits).astype(np.float32)
-    elif shape == "banned":
-        logits[:, ::2] = -np.inf
-    columns = [mx.array(list(c)) for c in zip(*FILTERS, strict=True)]
-    arguments = (mx.array(logits), columns[0].astype(mx.int32), columns[1], columns[2])
-    cuts = []
-    for schedule in Schedule:
-        reports: list[Report] = []
-        launch = launcher(reports, schedule, check=schedule is Schedule.RANDOM)
-        cuts.append(np.array(sample_rows(*arguments, launch)))
-        assert reports[0].findings == []
-    assert np.array_equal(cuts[0], cuts[1])
-    assert np.array_equal(cuts[0], cuts[2])
-    for row, (k, p, min_p) in enumerate(FILTERS):
-        _check_cut(logits[row], float(cuts[0][row]), k, p, min_p)
-
-
-def test_sample_rows_text() -> None:
-    ones = mx.ones((2,))
-    assert_clean_text(sample_rows_call(mx.zeros((2, 40)), ones.astype(mx.int32), ones, ones))

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from mlx_cb.attention.kernels import KernelCall
-from mlx_cb.model.metal_ops import sample_rows
 from mlx_cb.model.small_matmul import bind_small_matmul
 
 from .emulator import emulate
@@ -69,20 +68,3 @@ def test_a_wrong_kernel_is_not_bound(caplog: pytest.LogCaptureFixture) -> None:
             assert bind_small_matmul(TwoLayers(), 8, launch) == 0
         assert len(caplog.records) == 2
         assert "qmm_small is switched off" in caplog.text
-
-
-def test_sampling_without_a_sort_keeps_the_same_tokens() -> None:
-    """What `logits >= sample_rows(...)` keeps is what sorting and cumulating keeps."""
-    rng = np.random.default_rng(1)
-    logits = (rng.standard_normal((3, 400)) * 2).astype(np.float32)
-    k, p, m = [30, 400, 0], [0.8, 0.6, 1.0], [0.0, 0.02, 0.1]
-    cut = sample_rows(
-        mx.array(logits), mx.array(k, dtype=mx.int32), mx.array(p), mx.array(m), emulate
-    )
-    for row in range(3):
-        order = np.argsort(-logits[row])
-        kept = order[: k[row]] if k[row] else order
-        mass = np.exp(logits[row][kept] - logits[row].max())
-        before = np.cumsum(mass) - mass
-        kept = kept[(before < p[row] * mass.sum()) & (mass >= m[row])]
-        assert sorted(np.flatnonzero(logits[row] >= float(cut[row]))) == sorted(kept)
