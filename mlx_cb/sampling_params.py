@@ -34,6 +34,7 @@ class SamplingParams:
         stop: strings that end the text; not part of it.
         stop_token_ids: token ids that end the generation beside the model's own.
         ignore_eos: the model's own end-of-sequence ids do not end the generation.
+        grammar: llguidance grammar that the text has to follow.
 
     Raises InvalidRequest, naming the field, from the constructor.
     """
@@ -54,6 +55,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0.0, 100.0)
@@ -87,8 +89,13 @@ class SamplingParams:
     @property
     def is_plain_greedy(self) -> bool:
         """True when the token is the arg max of the model's own logits, at every position."""
-        adjusted = self.logit_bias or self.has_penalties or self.min_tokens
+        adjusted = self.logit_bias or self.depends_on_history or self.min_tokens
         return self.is_greedy and not adjusted
+
+    @property
+    def depends_on_history(self) -> bool:
+        """True when the choice of a token needs the tokens before it to be read first."""
+        return self.has_penalties or self.grammar is not None
 
     @property
     def has_penalties(self) -> bool:

@@ -17,6 +17,7 @@ from mlx_cb.errors import MlxCbError
 COMMANDS = {
     "bench": "Measure a server, compare it with a peer, check goals.",
     "launch": "Print the configuration that points a client at a running server.",
+    "selftest": "Prove the Metal kernels on this machine.",
     "serve": "Serve a model over HTTP to many clients at once.",
 }
 INTERRUPTED = 130

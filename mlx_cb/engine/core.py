@@ -24,7 +24,7 @@ from mlx_cb.engine.interface import ModelInfo
 from mlx_cb.errors import ContextLengthExceeded, InvalidRequest, OutOfMemory
 from mlx_cb.model.cache_spec import CacheSpec, probe
 from mlx_cb.model.loader import LoadedModel, load
-from mlx_cb.model.runner import LaunchedStep, ModelRunner
+from mlx_cb.model.runner import LaunchedStep, ModelRunner, RunnerSettings
 from mlx_cb.sampling_params import SamplingParams
 
 KV_MEMORY_SHARE = 0.4  # of what is available after loading, for `--kv-memory auto`
@@ -62,9 +62,8 @@ class EngineCore:
         pool = BlockPool(num_blocks(config, self.cache_spec))
         kv_cache = KVCacheManager(pool, block_size, prefix_cache=config.cache.prefix_cache)
         self.scheduler = Scheduler(config.scheduler, kv_cache, clock=clock)
-        self.runner = ModelRunner(
-            loaded.model, self.cache_spec, block_size=block_size, max_blocks=pool.capacity
-        )
+        settings = RunnerSettings(block_size, pool.capacity, config.attention)
+        self.runner = ModelRunner(loaded, self.cache_spec, settings=settings)
         self.max_request_tokens = min(loaded.max_model_len, pool.capacity * block_size)
 
     @classmethod
@@ -102,6 +101,7 @@ class EngineCore:
             arrival_time=self._clock(),
             cache_salt=user.encode(),
         )
+        self.runner.prepare(request)
         self.scheduler.add(request)
         self.counters.prompt_tokens += len(prompt_ids)
         return request
@@ -166,7 +166,11 @@ class EngineCore:
         self.last_step_time = self._clock()
         self.counters.steps += 1
         self.counters.generated_tokens += len(sampled)
-        return self.scheduler.update(step.plan, sampled, seconds)
+        outputs = self.scheduler.update(step.plan, sampled, seconds)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self.runner.forget(output.request_id)
+        return outputs
 
     def _fail(self, error: Exception, plan: Any) -> list[RequestOutput]:
         """A step went wrong: its requests end with an error; the others start over from scratch.

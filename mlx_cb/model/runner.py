@@ -14,10 +14,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlx_cb.attention.backend import AttentionBackend
 from mlx_cb.attention.cache import PagedKVCache
+from mlx_cb.attention.kernels import launch_metal
 from mlx_cb.attention.kv_storage import KVStorage
-from mlx_cb.attention.reference import ReferenceBackend
+from mlx_cb.attention.select import make_backend, runs_on_metal
+from mlx_cb.attention.tuning import gpu_architecture, load_tuning
 from mlx_cb.core.outputs import SampledToken, TokenLogprobs
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler_output import SchedulerOutput
@@ -25,7 +26,11 @@ from mlx_cb.errors import UnsupportedModel
 from mlx_cb.model import sampler
 from mlx_cb.model.cache_spec import CacheSpec
 from mlx_cb.model.forward_batch import ForwardBatch, PreviousTokens
+from mlx_cb.model.grammar import Grammars
+from mlx_cb.model.loader import LoadedModel
+from mlx_cb.model.metal_sampler import MetalSampler
 from mlx_cb.model.sampler import SampleRow
+from mlx_cb.model.small_matmul import bind_small_matmul
 
 GROWTH = 1.5  # of the storage: growing copies it, so it has to stay rare
 MIN_GROWTH = 128  # blocks
@@ -60,18 +65,34 @@ class LaunchedStep:
         return PreviousTokens(self.token_ids, row_of)
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerSettings:
+    """Tokens per block, most blocks there may be, and the name of the attention backend."""
+
+    block_size: int
+    max_blocks: int
+    attention: str
+
+
 class ModelRunner:
     """Runs plans. All calls come from the thread that loaded the model."""
 
-    def __init__(
-        self, model: nn.Module, spec: CacheSpec, *, block_size: int, max_blocks: int
-    ) -> None:
+    def __init__(self, loaded: LoadedModel, spec: CacheSpec, *, settings: RunnerSettings) -> None:
+        model, block_size = loaded.model, settings.block_size
         self.model = model
-        self.max_blocks = max_blocks
+        self.max_blocks = settings.max_blocks
         self.storage = KVStorage(list(spec.layers), block_size)
-        self.backend: AttentionBackend = ReferenceBackend(block_size)
+        self.backend = make_backend(settings.attention, block_size)
         self.caches = [PagedKVCache(layer, self.backend) for layer in self.storage.layers]
         self._on_cpu = mx.default_device().type == mx.DeviceType.cpu
+        self._choose_on_device = sampler.choose_on_device
+        if runs_on_metal():
+            self._choose_on_device = MetalSampler(launch_metal).choose
+            tuning = load_tuning(gpu_architecture())
+            bind_small_matmul(model, tuning.qmm_max_rows, launch_metal)
+        self.grammars = Grammars(
+            loaded.path, int(loaded.config["vocab_size"]), loaded.eos_token_ids
+        )
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self._last_ready = 0.0
         select_logit_rows(model)
@@ -108,9 +129,9 @@ class ModelRunner:
         sampled = logits[: len(requests)]
         if not rows:
             return mx.argmax(sampled, axis=-1).astype(mx.int32)
-        if self._on_cpu or any(sampler.depends_on_history(row) for row in rows):
+        if self._on_cpu or any(request.params.depends_on_history for request in requests):
             return None
-        return sampler.choose_on_device(sampler.adjust(sampled, rows, mx), rows)
+        return self._choose_on_device(sampler.adjust(sampled, rows, mx), rows)
 
     def _ensure_blocks(self, plan: SchedulerOutput) -> None:
         tables = [request.block_table for request in plan.decodes]
@@ -148,11 +169,15 @@ class ModelRunner:
 
     def _choose_late(self, step: LaunchedStep) -> np.ndarray[Any, Any]:
         assert step.logits is not None
-        sampled = step.logits[: len(step.rows)]
+        sampled: Any = step.logits[: len(step.rows)]
+        xp: Any = np if self._on_cpu else mx
         if self._on_cpu:
-            host = np.array(sampled, copy=False)
-            return sampler.choose_on_host(sampler.adjust(host, step.rows, np), step.rows)
-        return np.array(sampler.choose_on_device(sampler.adjust(sampled, step.rows, mx), step.rows))
+            sampled = np.array(sampled, copy=False)
+        sampled = sampler.adjust(sampled, step.rows, xp)
+        sampled = self.grammars.apply(sampled, step.requests, xp)
+        if self._on_cpu:
+            return sampler.choose_on_host(sampled, step.rows)
+        return np.array(self._choose_on_device(sampled, step.rows))
 
     def _sampled_token(self, request: Request, token_id: int, logits: Any) -> SampledToken:
         params, request_id = request.params, request.request_id
@@ -174,9 +199,15 @@ class ModelRunner:
                 kept.append(sampler.logprobs_of(logits[first + offset], target, num_top))
             first += count
 
+    def prepare(self, request: Request) -> None:
+        """Take note of a new request. Raises InvalidRequest when it cannot be served."""
+        if request.params.grammar is not None:
+            self.grammars.prepare(request.request_id, request.params.grammar)
+
     def forget(self, request_id: str) -> None:
-        """Drop what is kept for a request that ended before its first token."""
+        """Drop what is kept for a request that has ended."""
         self._prompt_logprobs.pop(request_id, None)
+        self.grammars.forget(request_id)
 
     def reset(self) -> None:
         """Give up everything that is kept between steps, after a step that failed."""

@@ -52,11 +52,6 @@ def _mix64(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def depends_on_history(row: SampleRow) -> bool:
-    """True when the row's logits are changed by the tokens before, so that all must be read."""
-    return row.request.params.has_penalties
-
-
 def _bans_ending(row: SampleRow) -> bool:
     return row.position < row.request.num_prompt_tokens + row.request.params.min_tokens
 

@@ -1,0 +1,124 @@
+"""Keeps constrained requests within their grammar: masks over the vocabulary, by llguidance.
+
+Knows requests' output tokens and grammars, nothing about schemas (the front has compiled those).
+Masks of all constrained rows of a step are filled in parallel, off the GIL, and applied in one
+operation; rows without a grammar pay nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
+from numpy.typing import NDArray
+
+from mlx_cb.core.request import Request
+from mlx_cb.errors import InvalidRequest
+
+BANNED = -1e30
+
+log = logging.getLogger("mlx_cb.engine")
+
+
+@dataclass(slots=True)
+class _Progress:
+    """A request's matcher and how much of its output it has seen."""
+
+    matcher: Future[LLMatcher]
+    num_consumed: int = 0
+
+
+class Grammars:
+    """Matchers of all constrained requests of one model."""
+
+    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        """`folder` holds the model's tokenizer.json; it is read when the first grammar comes."""
+        self._folder = folder
+        self._vocab_size = vocab_size
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._progress: dict[str, _Progress] = {}
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        file = self._folder / "tokenizer.json"
+        if not file.is_file():
+            raise InvalidRequest(
+                "structured output needs a tokenizer.json, which this model has not",
+                param="response_format",
+            )
+        return LLTokenizer(
+            str(file), n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None
+        )
+
+    @cached_property
+    def _executor(self) -> LLExecutor:
+        return LLExecutor()
+
+    @cached_property
+    def _compiler(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="mlx-cb grammar")
+
+    def prepare(self, request_id: str, grammar: str) -> None:
+        """Begin to compile a request's grammar, beside the steps that prefill its prompt.
+
+        Raises InvalidRequest when this model cannot be constrained.
+        """
+        tokenizer = self._tokenizer
+        matcher = self._compiler.submit(LLMatcher, tokenizer, grammar)
+        self._progress[request_id] = _Progress(matcher)
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is kept for a request that has ended."""
+        self._progress.pop(request_id, None)
+
+    def apply(self, logits: Any, requests: list[Request], xp: Any) -> Any:
+        """Ban what does not fit from the rows of constrained requests.
+
+        Args:
+            logits: (R, V) float32, NumPy or MLX as `xp` says. Not changed.
+            requests: the R rows' requests, with all their tokens read.
+
+        Returns: logits of the same kind; the very same array when no row is constrained.
+        """
+        rows = [index for index, r in enumerate(requests) if r.params.grammar is not None]
+        if not rows:
+            return logits
+        allowed = self._allowed([requests[index] for index in rows], logits.shape[-1])
+        row_ids = xp.array(rows)
+        banned = xp.where(xp.array(allowed), logits[row_ids], BANNED)
+        constrained = xp.array(logits)
+        constrained[row_ids] = banned
+        return constrained
+
+    def _allowed(self, requests: list[Request], vocab_size: int) -> NDArray[np.bool_]:
+        """(rows, V): whether a token may come next."""
+        mask = allocate_token_bitmask(len(requests), self._vocab_size)
+        matchers = [(self._caught_up(request), row) for row, request in enumerate(requests)]
+        fill_next_token_bitmask_par(self._executor, matchers, mask)
+        bits = np.unpackbits(mask.view(np.uint8), axis=1, bitorder="little")
+        allowed = np.zeros((len(requests), vocab_size), dtype=bool)
+        known = min(vocab_size, bits.shape[1])
+        allowed[:, :known] = bits[:, :known]
+        for row, (matcher, _) in enumerate(matchers):
+            if matcher.is_error() or not allowed[row].any():
+                # Nothing fits any more: the text ends here.
+                log.warning("grammar of %s: %s", requests[row].request_id, matcher.get_error())
+                allowed[row] = False
+                allowed[row, self._eos_token_ids] = True
+        return allowed
+
+    def _caught_up(self, request: Request) -> LLMatcher:
+        progress = self._progress[request.request_id]
+        matcher = progress.matcher.result()
+        output = request.token_ids[request.num_prompt_tokens :]
+        if progress.num_consumed < len(output):
+            matcher.consume_tokens(output[progress.num_consumed :])
+            progress.num_consumed = len(output)
+        return matcher
