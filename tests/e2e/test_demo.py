@@ -7,7 +7,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -19,53 +18,20 @@ import openai
 import psutil
 import pytest
 
+from tests.e2e.server import Server
+
 NEAR_TIE = 1e-4
 WORDS = ["river", "stone", "window", "garden", "letter", "market", "bridge", "winter", "candle"]
 
 
-class Demo:
-    """A server process on the demo model."""
-
-    def __init__(self, *flags: str) -> None:
-        command = [sys.executable, "-m", "mlx_cb", "serve", "demo", "--port", "0", *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.lines: list[str] = []
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
-                self.url = found.group()
-            if "ready" in line:
-                break
-        assert self.process.poll() is None, "".join(self.lines)
-        self._drain = ThreadPoolExecutor(1)
-        self._drain.submit(lambda: self.lines.extend(self.process.stderr or ()))
-        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
-
-    def get(self, path: str) -> Any:
-        return httpx2.get(self.url + path, timeout=20).json()
-
-    def stop(self, with_signal: int = signal.SIGTERM) -> float:
-        """Seconds from the signal to the end of the process."""
-        self.client.close()
-        began = time.monotonic()
-        self.process.send_signal(with_signal)
-        self.process.wait(20)
-        seconds = time.monotonic() - began
-        self._drain.shutdown()
-        if self.process.stderr is not None:
-            self.process.stderr.close()
-        return seconds
-
-
 @pytest.fixture(scope="module")
-def demo() -> Iterator[Demo]:
-    server = Demo()
+def demo() -> Iterator[Server]:
+    server = Server("demo")
     yield server
     server.stop()
 
 
-def chat(demo: Demo, prompt: str, max_tokens: int, **fields: Any) -> list[tuple[str, list[Any]]]:
+def chat(demo: Server, prompt: str, max_tokens: int, **fields: Any) -> list[tuple[str, list[Any]]]:
     """Streamed (token text, top alternatives) of a greedy chat."""
     stream = demo.client.chat.completions.create(
         model="demo",
@@ -96,7 +62,7 @@ def near_ties(got: list[tuple[str, list[Any]]], wanted: list[tuple[str, list[Any
 
 
 def test_sixteen_streams_equal_their_solo_runs(
-    demo: Demo, capsys: pytest.CaptureFixture[str]
+    demo: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Acceptance a, C001: different prompts of about 10 to 600 tokens, all at once."""
     rng = random.Random(0)
@@ -120,7 +86,7 @@ def test_sixteen_streams_equal_their_solo_runs(
     assert any(step["rows_decode"] and step["rows_prefill"] for step in steps)
 
 
-def test_status_names_what_serves(demo: Demo) -> None:
+def test_status_names_what_serves(demo: Server) -> None:
     status = demo.get("/status")
     info = status["model_info"]
     assert info["blas"].startswith("openblas") or sys.platform == "darwin"
@@ -134,7 +100,7 @@ def test_status_names_what_serves(demo: Demo) -> None:
     assert [event["what"] for event in story["events"]][:3] == ["queued", "admitted", "first token"]
 
 
-def test_worker_killed_under_streams_three_times(demo: Demo) -> None:
+def test_worker_killed_under_streams_three_times(demo: Server) -> None:
     """Acceptance h over HTTP: an error in every stream within a second, then service again."""
 
     def stream(index: int) -> tuple[float, str]:
@@ -175,7 +141,7 @@ def test_worker_killed_under_streams_three_times(demo: Demo) -> None:
 
 @pytest.mark.parametrize("with_signal", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_with_open_streams(with_signal: int) -> None:
-    server = Demo()
+    server = Server("demo")
     worker = server.get("/status")["worker_pid"]
     body = {
         "messages": [{"role": "user", "content": "Tell a story."}],
