@@ -13,7 +13,7 @@ from collections.abc import Callable
 from mlx_cb.config import SchedulerConfig
 from mlx_cb.core.cost_model import StepCostModel
 from mlx_cb.core.journal import ChunkRecord, Journal, StepRecord, tell
-from mlx_cb.core.kv_cache_manager import KVCacheManager
+from mlx_cb.core.kv_cache_manager import KVCacheManager, PrefixStats
 from mlx_cb.core.outputs import FinishReason, RequestOutput, SampledToken
 from mlx_cb.core.policy import POLICIES
 from mlx_cb.core.request import Request, RequestEvent, RequestStatus
@@ -293,6 +293,14 @@ class Scheduler:
             self._preempt(request, SchedulerOutput(record), cause)
         self.decoding = []
         self.kv_cache.pool.forget_all()
+
+    def forget_past(self) -> None:
+        """Begin anew, with what was learned about costs: no journal, no findable blocks."""
+        assert not self.requests
+        self.step = 0
+        self.journal = Journal(self.config.journal_steps)
+        self.kv_cache.pool.forget_all()
+        self.kv_cache.stats = PrefixStats()
 
     def _append(
         self, request: Request, token: SampledToken, plan: SchedulerOutput, now: float

@@ -69,7 +69,26 @@ class EngineCore:
     @classmethod
     def load(cls, config: EngineConfig) -> EngineCore:
         """Load the configured model. Raises ModelNotFound, UnsupportedModel or OutOfMemory."""
-        return cls(config, load(config.model))
+        core = cls(config, load(config.model))
+        if core.runner.backend.name != "reference":
+            core.warm_up()
+        return core
+
+    def warm_up(self) -> None:
+        """Run two short requests through every kind of step, and leave no trace of them.
+
+        Each kernel variant proves itself against the reference at its first use; here that
+        happens before anybody waits for an answer.
+        """
+        params = SamplingParams(temperature=0.7, max_tokens=3, ignore_eos=True)
+        prompt = [0] * (2 * self.config.cache.block_size + 3)
+        for request_id in ("warm-up decode", "warm-up prefill"):
+            self.add(request_id, prompt[: self.max_request_tokens - 1], params)
+            self.step()
+        while self.has_work:
+            self.step()
+        self.counters = Counters()
+        self.scheduler.forget_past()
 
     @property
     def has_work(self) -> bool:

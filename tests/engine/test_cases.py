@@ -150,3 +150,14 @@ def test_seed_example_read_from_the_journal(policy: str, third: list[int], last:
     assert steps == third
     assert records[-1]["step"] == last
     assert [len(collected.token_ids[name]) for name in ("first", "second", "third")] == [6, 2, 3]
+
+
+def test_warming_up_leaves_no_trace() -> None:
+    core = tiny.engine(model(), prefix_cache=True)
+    core.warm_up()
+    assert core.counters.steps == 0
+    assert core.scheduler.journal.last(10) == []
+    core.scheduler.check_integrity()
+    core.add("first", [0] * 20, tiny.greedy(2))
+    assert tiny.run(core).outputs["first"][-1].num_cached_tokens == 0
+    assert core.scheduler.journal.last(10)[0]["step"] == 1
