@@ -8,33 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.server.npm import npm_package
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx-cb-tests" / "npm"
 TOOLS_SHOWN = "<tools>"
-
-
-def npm_package(name: str, version: str) -> Path:
-    """The folder of an installed npm package; installs it when it is missing."""
-    home = CACHE / f"{name.replace('/', '+')}@{version}"
-    folder = home / "node_modules" / name
-    if not folder.is_dir():
-        if shutil.which("npm") is None:
-            pytest.skip("npm is not installed")
-        home.mkdir(parents=True, exist_ok=True)
-        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(home)]
-        made = subprocess.run(
-            [*command, f"{name}@{version}"], capture_output=True, text=True, check=False
-        )
-        assert made.returncode == 0, made.stderr[-2000:]
-    return folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,35 +14,19 @@ from typing import Any
 import pytest
 
 from mlx_cb.cli.launch import CLIENTS, ask_server
-from tests.server.agents import CACHE, OPENCODE, Workplace, npm_package
+from tests.server.agents import OPENCODE, Workplace
+from tests.server.npm import clients_folder, npm_package
 
 Serve = Callable[..., Any]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "clients.md"
 SNIPPETS = re.findall(r"```(bash|python|javascript)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
 URL = "http://127.0.0.1:8080"
-NODE_PACKAGES = ("openai", "@anthropic-ai/sdk", "ollama", "ai", "@ai-sdk/openai-compatible")
 WEATHER = {"name": "get_weather", "arguments": {"city": "Paris"}}
 REPLIES = (
     {"match": "<tools>", "turn": 0, "tool_calls": [WEATHER]},
     {"match": "21 degrees", "text": "It is warm. Hello from Paris."},
     {"text": "Hello from mlx-cb."},
 )
-
-
-@pytest.fixture(scope="module")
-def node_folder() -> Path:
-    """A folder in which node finds the released packages."""
-    if shutil.which("npm") is None:
-        pytest.skip("npm is not installed")
-    folder = CACHE / "snippets"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not all((folder / "node_modules" / name).is_dir() for name in NODE_PACKAGES):
-        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder)]
-        made = subprocess.run(
-            [*command, *NODE_PACKAGES], capture_output=True, text=True, check=False
-        )
-        assert made.returncode == 0, made.stderr[-2000:]
-    return folder
 
 
 def run(command: list[str], folder: Path) -> str:
@@ -60,9 +43,7 @@ def run(command: list[str], folder: Path) -> str:
 @pytest.mark.parametrize(
     ("language", "code"), SNIPPETS, ids=[f"{n}-{kind}" for n, (kind, _) in enumerate(SNIPPETS)]
 )
-def test_snippet(
-    serve: Serve, language: str, code: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_snippet(serve: Serve, language: str, code: str, tmp_path: Path) -> None:
     server = serve(*REPLIES)
     code = code.replace(URL, server.url)
     assert URL not in code
@@ -76,7 +57,7 @@ def test_snippet(
         pytest.importorskip(module[1])
         output = run([sys.executable, "-c", code], tmp_path)
     else:
-        folder = request.getfixturevalue("node_folder")
+        folder = clients_folder()
         snippet = folder / f"{tmp_path.name}.mjs"
         snippet.write_text(code)
         output = run(["node", str(snippet)], folder)
