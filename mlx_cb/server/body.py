@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope
@@ -16,6 +17,8 @@ _PATH = re.compile(r" - at `(?P<key>key in )?\$(?P<path>[^`]*)`\Z")
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
 
 
+# Looking for duplicate keys takes five times as long as decoding; huge bodies go without.
+_LARGEST_CHECKED = 2**20
 # Content-Encoding → zlib's window size with the container it says to expect.
 _WINDOW_BITS = {"gzip": 31, "deflate": 15}
 
@@ -81,13 +84,24 @@ def _decompressed(body: bytes, encoding: str, limit: int) -> bytes:
 def decode_json(body: bytes, kind: type[T]) -> T:
     """Decode and check types; unknown keys are ignored. Raises InvalidRequest with `param`."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        decoded = msgspec.json.decode(body, type=kind)
+        if len(body) <= _LARGEST_CHECKED:
+            json.loads(body, object_pairs_hook=_without_duplicates)
+        return decoded
     except msgspec.ValidationError as error:
         raise _naming_the_field(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the request body is not valid JSON: {error}") from error
     except RecursionError as error:
         raise InvalidRequest("the request body is nested too deeply") from error
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> None:
+    """Refuse an object that says a key twice: nobody can know which one was meant."""
+    if len(pairs) > 1 and len({key for key, _ in pairs}) < len(pairs):
+        names = [key for key, _ in pairs]
+        twice = next(key for key in names if names.count(key) > 1)
+        raise InvalidRequest(f"{twice} is given twice", param=twice)
 
 
 def _naming_the_field(message: str) -> InvalidRequest:

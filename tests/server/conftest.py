@@ -22,7 +22,8 @@ from mlx_cb.server.serving import Serving, bind
 class LiveServer:
     """A server in a thread of this process; `engine` may be looked at."""
 
-    def __init__(self, script: dict[str, Any], **settings: Any) -> None:
+    def __init__(self, script: dict[str, Any], listen_port: int = 0, **settings: Any) -> None:
+        self._listen_port = listen_port
         self.engine = ScriptedEngine(msgspec.convert(script, Script))
         name = self.engine.script.model
         settings.setdefault("engine", EngineConfig(model=ModelConfig(model=name)))
@@ -41,7 +42,7 @@ class LiveServer:
         await self.engine.start()
         await self.engine.wait_ready()
         await self.front.load()
-        listener = bind("127.0.0.1", 0)
+        listener = bind("127.0.0.1", self._listen_port)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self._serving = Serving(self.front)
         self._started.set()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import platform
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,30 @@ def test_agents_go_on_after_trouble(
 ) -> None:
     server = do_the_task(serve, agent, tmp_path / "home", TROUBLES[trouble])
     assert all(left == 0 for left in server.engine._uses_left.values())  # it did happen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", [OPENCODE[0], *LARGE[:2]], ids=lambda agent: agent.name)
+def test_agents_go_on_after_a_restart(serve: Serve, agent: Agent, tmp_path: Path) -> None:
+    place = Workplace(tmp_path / "home")
+    place.make()
+    first = serve(*agent.replies(place))
+    second: list[Any] = []
+
+    def restart() -> None:
+        while not any(p.finish_reason == "stop" for p in first.engine.played.values()):
+            time.sleep(0.005)
+        first.begin_stop(0.5)
+        assert first.has_stopped()
+        time.sleep(1)
+        port = int(first.url.rsplit(":", 1)[1])
+        second.append(serve(*agent.replies(place), listen_port=port))
+
+    restarting = threading.Thread(target=restart)
+    restarting.start()
+    assert agent.run(place, first.url) == "HELLO\n"
+    restarting.join(10)
+    assert turns(second[0])
 
 
 @pytest.mark.slow

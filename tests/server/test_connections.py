@@ -80,7 +80,9 @@ def test_c082_a_body_shorter_than_it_says_harms_nobody(serve: Serve) -> None:
     assert not server.front.open_answers
 
 
-@pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02\x00", b"HELLO\r\n\r\n", b"GET / HTTP/9\r\n\r\n"])
+@pytest.mark.parametrize(
+    "garbage", [b"\x16\x03\x01\x02\x00", b"HELLO\r\n\r\n", b"GET / HTTP/9\r\n\r\n"]
+)
 def test_garbage_is_refused_and_harms_nobody(serve: Serve, garbage: bytes) -> None:
     server = serve({"text": "x"})
     with connect(server) as connection:

@@ -157,6 +157,19 @@ def test_c075_c076_c077_bad_bodies_are_a_400_in_json(serve: Serve, name: str, pa
     assert server.chat().status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (b'{"prompt": "a", "prompt": "b"}', "prompt"),
+        (b'{"prompt": "a", "stream_options": {"x": 1, "y": 2, "x": 3}}', "x"),
+    ],
+)
+def test_a_key_given_twice_is_refused_by_name(serve: Serve, body: bytes, name: str) -> None:
+    answer = serve({"text": "a"}).post("/v1/completions", content=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == name
+
+
 def test_c079_size_of_the_body(serve: Serve) -> None:
     server = serve({"text": "a"}, max_body_bytes=3_000_000)
     body = {"prompt": "x", "metadata": {"k": "y" * 2_000_000}}
