@@ -18,12 +18,13 @@ from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.server.generate_input import GenerateInput, PromptInput
 from mlx_cb.server.generation import Choice, Generation
 from mlx_cb.server.metrics import Metrics
+from mlx_cb.server.structured import beside_calls, forced_call_grammar, with_grammar
 from mlx_cb.server.tool_choice import ToolChoice
 from mlx_cb.server.transcript import Transcript
 from mlx_cb.text.chat_template import ChatInput, Prompt
 from mlx_cb.text.model_text import ModelText
 from mlx_cb.text.output_parser import OutputParser, ParserOptions
-from mlx_cb.text.tools import forced_start
+from mlx_cb.text.tools import CALL_FORMS, CallForm
 
 # Encoding fewer characters than this takes less time than moving it to a thread.
 _SHORT_PROMPT = 4000
@@ -108,8 +109,8 @@ class Front:
         text = self.text
         self._check_ids(given)
         prompts = [await self.encode(prompt) for prompt in given.prompts]
-        if given.tool_choice.must_call:
-            prompts = [_with_forced_start(text, given.tool_choice, p) for p in prompts]
+        prompts = [_with_start(text, given, prompt) for prompt in prompts]
+        given = dataclasses.replace(given, params=with_grammar(given.params, _grammar(text, given)))
         choices = [
             self._choice(given, prompt, number * given.n + k, request_id)
             for number, prompt in enumerate(prompts)
@@ -138,7 +139,7 @@ class Front:
             output_format=text.output_format(choice.tools) if is_chat else None,
             written=_forced_start(text, choice),
             most_calls=choice.most_calls,
-            in_reasoning=is_chat and not choice.must_call and text.opens_reasoning(prompt),
+            in_reasoning=is_chat and text.opens_reasoning(prompt),
             follows_text=prompt.continues or not is_chat,
             top_logprobs=params.logprobs,
         )
@@ -185,27 +186,49 @@ class Front:
             )
 
 
+def _call_form(text: ModelText) -> CallForm | None:
+    return CALL_FORMS.get(text.tool_syntax_name)
+
+
 def _forced_start(text: ModelText, choice: ToolChoice) -> str:
     """How the answer has to begin; "" unless it must be a call."""
     if not choice.must_call:
         return ""
-    start = forced_start(text.tool_syntax_name, choice.name)
-    if start is None:
+    form = _call_form(text)
+    if form is None:
         raise InvalidRequest(
             f"tool_choice: this model writes calls as {text.tool_syntax_name}, which cannot be "
             f"forced; use auto",
             param="tool_choice",
         )
-    return start
+    return form.start(choice.name)
 
 
-def _with_forced_start(text: ModelText, choice: ToolChoice, prompt: Prompt) -> Prompt:
-    """The prompt with the beginning of the call, which the model then has to finish."""
-    start = _forced_start(text, choice)
-    if text.reasoning is not None and text.opens_reasoning(prompt):
+def _with_start(text: ModelText, given: GenerateInput, prompt: Prompt) -> Prompt:
+    """The prompt with what the answer must begin with: a call, or at least no reasoning.
+
+    A grammar holds from the first token on, so reasoning that a template opened is closed.
+    """
+    start = _forced_start(text, given.tool_choice)
+    is_bound = start or given.params.grammar is not None
+    if is_bound and isinstance(given.prompts[0], ChatInput) and text.opens_reasoning(prompt):
+        assert text.reasoning is not None
         start = f"\n{text.reasoning.end}\n\n{start}"
+    if not start:
+        return prompt
     ids = text.tokenizer.encode(start, add_special_tokens=False)
     return Prompt([*prompt.ids, *ids], prompt.text + start, continues=True)
+
+
+def _grammar(text: ModelText, given: GenerateInput) -> str | None:
+    """The grammar of the answer, with the calls that it may or must make."""
+    choice, grammar = given.tool_choice, given.params.grammar
+    form = _call_form(text)
+    if choice.must_call and form is not None:
+        return forced_call_grammar(form, choice.tools or [], choice.name)
+    if grammar is not None and choice.tools:
+        return beside_calls(grammar, form, "response_format")
+    return grammar
 
 
 def _size(prompt: PromptInput) -> int:

@@ -1,7 +1,7 @@
 """Structured output: a request's schema, regular expression or grammar as llguidance's grammar.
 
-Owns the check that a schema can be honoured, before anything runs. The engine's part, masking
-what does not fit, takes the grammar from `SamplingParams.grammar`.
+Owns the check that a schema can be honoured, before anything runs, and the grammars of calls that
+must be made. The engine masks what does not fit.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import dataclasses
 import json
 from typing import Any
 
+import msgspec
+
 from mlx_cb.errors import InvalidRequest
 from mlx_cb.sampling_params import SamplingParams
+from mlx_cb.text.tools import CallForm
 
 LARGEST_SCHEMA = 256 * 1024
 DEEPEST_SCHEMA = 100
 # With free white space a model at high temperature writes blanks for ever.
-_DEFAULTS: Any = {"whitespace_flexible": False}
-_ENGINE_HAS_GRAMMARS = "grammar" in {field.name for field in dataclasses.fields(SamplingParams)}
+_OPTIONS: Any = {"whitespace_flexible": False}
 
 
 def schema_grammar(schema: Any, param: str) -> str:
@@ -34,7 +36,7 @@ def schema_grammar(schema: Any, param: str) -> str:
             f"{DEEPEST_SCHEMA}",
             param=param,
         )
-    return _checked(LLMatcher.grammar_from_json_schema(schema, defaults=_DEFAULTS), param)
+    return _checked(LLMatcher.grammar_from_json_schema(schema, defaults=_OPTIONS), param)
 
 
 def regex_grammar(pattern: str, param: str) -> str:
@@ -58,17 +60,44 @@ def choice_grammar(choices: list[str], param: str) -> str:
     return lark_grammar("start: " + " | ".join(map(json.dumps, choices)), param)
 
 
-def with_grammar(params: SamplingParams, grammar: str | None, param: str) -> SamplingParams:
-    """The parameters with a grammar.
+def forced_call_grammar(form: CallForm, tools: list[dict[str, Any]], name: str | None) -> str:
+    """What follows the forced start of a call: the rest of it, for `name` or for any tool.
 
-    Raises InvalidRequest when the engine cannot follow one: prose is no answer to a schema.
+    What a tool's schema has beyond llguidance's reach is left to the model.
     """
-    if grammar is None:
-        return params
-    if not _ENGINE_HAS_GRAMMARS:
-        raise InvalidRequest(f"{param}: this engine has no structured output", param=param)
-    changes: dict[str, Any] = {"grammar": grammar}
-    return dataclasses.replace(params, **changes)
+    rules, calls = [], []
+    for number, tool in enumerate(tools):
+        function = tool["function"]
+        if name is not None and function["name"] != name:
+            continue
+        schema = function.get("parameters") or {"type": "object"}
+        schema = {**schema, "x-guidance": {**_OPTIONS, "lenient": True}}
+        before = "" if name is not None else json.dumps(function["name"] + form.between) + " "
+        rules.append(f"call{number}: {before}%json {json.dumps(schema)} {json.dumps(form.close)}")
+        calls.append(f"call{number}")
+    return lark_grammar("\n".join([f"start: {' | '.join(calls)}", *rules]), "tools")
+
+
+def beside_calls(grammar: str, form: CallForm | None, param: str) -> str:
+    """A schema's grammar that also lets the model call tools instead of answering.
+
+    Raises InvalidRequest where that cannot be written down.
+    """
+    parts = msgspec.json.decode(grammar)["grammars"]
+    schema = parts[0].get("json_schema") if len(parts) == 1 else None
+    if form is None or schema is None:
+        raise InvalidRequest(
+            f"{param} together with tools is not supported for this model; set tool_choice to none",
+            param=param,
+        )
+    answer = f"answer: %json {json.dumps(schema)}"
+    call = f"call: {json.dumps(form.opening)} /(?s:.*)/"
+    return lark_grammar(f"start: answer | call\n{answer}\n{call}", param)
+
+
+def with_grammar(params: SamplingParams, grammar: str | None) -> SamplingParams:
+    """The parameters with a grammar."""
+    return params if grammar is None else dataclasses.replace(params, grammar=grammar)
 
 
 def _checked(grammar: str, param: str) -> str:

@@ -123,7 +123,10 @@ class Sections:
         """The last events; an unfinished tool call is given back as text, never dropped."""
         events = self.feed(text, scores)
         if self._state is _State.TOOL and self.output_format.tools is not None:
-            if self.output_format.tools.markers.end or not self._call(self._held):
+            # A model that ends its turn may leave the end marker out; one that was cut off did not
+            # finish the call.
+            is_whole = end.reason is EndReason.STOP or not self.output_format.tools.markers.end
+            if not is_whole or not self._call(self._held):
                 self._write(self._opened_by + self._held)
         elif self._held.strip(_WHITESPACE) or not self.num_calls:
             self._write(self._held)

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -85,14 +86,31 @@ def tool_syntax(name: str, tools: list[dict[str, Any]]) -> ToolSyntax:
     return ToolSyntax(markers, parse, _INNER.get(name, ()))
 
 
-def forced_start(syntax_name: str, name: str | None) -> str | None:
-    """How an answer begins that must be a call, of the tool `name` or of any; None if unknown."""
-    named = f'{name}", "arguments": ' if name else ""
-    if syntax_name == "json_tools":
-        return '<tool_call>\n{"name": "' + named
-    if syntax_name == "llama3":
-        return '{"name": "' + named.replace("arguments", "parameters")
-    return None
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """How a call is written in JSON, in the order name, arguments: enough to force one.
+
+    Attributes:
+        opening: how every call begins.
+        before_name: from there to the name.
+        between: from the name to the arguments.
+        close: what ends the call after its arguments; an end marker may be left out.
+    """
+
+    opening: str
+    before_name: str
+    between: str
+    close: str
+
+    def start(self, name: str | None) -> str:
+        """The beginning of a call to `name`, or to any tool."""
+        return self.opening + self.before_name + (f"{name}{self.between}" if name else "")
+
+
+CALL_FORMS = {
+    "json_tools": CallForm("<tool_call>", '\n{"name": "', '", "arguments": ', "}"),
+    "llama3": CallForm('{"name": "', "", '", "parameters": ', "}"),
+}
 
 
 def as_calls(parsed: Any) -> list[ParsedCall]:

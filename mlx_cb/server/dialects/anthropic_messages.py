@@ -24,6 +24,7 @@ from mlx_cb.server.front import Front, PromptTooLong
 from mlx_cb.server.generate_input import GenerateInput
 from mlx_cb.server.generation import Usage
 from mlx_cb.server.streaming import Whole
+from mlx_cb.server.structured import schema_grammar, with_grammar
 from mlx_cb.server.tool_choice import ToolChoice, choose_tools
 from mlx_cb.text.chat_template import ChatInput
 from mlx_cb.text.events import (
@@ -70,6 +71,12 @@ class Thinking(msgspec.Struct):
     type: str | None = None
 
 
+class OutputConfig(msgspec.Struct):
+    """`output_config`: a JSON schema for the answer."""
+
+    format: dict[str, Any] | None = None
+
+
 class CountRequest(msgspec.Struct, kw_only=True):
     """The body of count_tokens; keys not named here are ignored."""
 
@@ -90,6 +97,7 @@ class MessagesRequest(CountRequest, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     stop_sequences: list[str] | None = None
+    output_config: OutputConfig | None = None
 
 
 def parse(body: bytes, front: Front) -> GenerateInput:
@@ -106,9 +114,13 @@ def parse(body: bytes, front: Front) -> GenerateInput:
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
         stop=tuple(text for text in asked.stop_sequences or () if text),
     )
+    wanted = asked.output_config.format if asked.output_config else None
+    grammar = None
+    if wanted is not None and wanted.get("type") == "json_schema":
+        grammar = schema_grammar(wanted.get("schema"), "output_config.format.schema")
     return GenerateInput(
         prompts=(chat,),
-        params=params,
+        params=with_grammar(params, grammar),
         model=front.resolve_name(asked.model),
         stream=bool(asked.stream),
         tool_choice=choice,

@@ -110,7 +110,7 @@ def _given(asked: _Fields, front: Front, prompt: PromptInput, choice: ToolChoice
         grammar = schema_grammar(schema, "format")
     return GenerateInput(
         prompts=(prompt,),
-        params=with_grammar(sampling_params(asked.options), grammar, "format"),
+        params=with_grammar(sampling_params(asked.options), grammar),
         model=_name(asked, front),
         stream=asked.stream,
         tool_choice=choice,

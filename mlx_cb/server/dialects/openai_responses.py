@@ -177,10 +177,10 @@ def _params(asked: ResponsesRequest) -> SamplingParams:
     params = SamplingParams(**{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
     wanted = (asked.text.format if asked.text else None) or {"type": "text"}
     if wanted.get("type") == "json_object":
-        return with_grammar(params, schema_grammar({}, "text.format"), "text.format")
+        return with_grammar(params, schema_grammar({}, "text.format"))
     if wanted.get("type") == "json_schema":
         grammar = schema_grammar(wanted.get("schema"), "text.format.schema")
-        return with_grammar(params, grammar, "text.format")
+        return with_grammar(params, grammar)
     if wanted.get("type") != "text":
         raise InvalidRequest("text.format: unknown type", param="text.format")
     return params

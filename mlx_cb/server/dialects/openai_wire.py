@@ -100,32 +100,31 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
-    grammar, param = _grammar(fields)
-    return with_grammar(params, grammar, param)
+    return with_grammar(params, _grammar(fields))
 
 
-def _grammar(fields: SamplingFields) -> tuple[str | None, str]:
-    """What the answer has to follow, and the field that says so."""
+def _grammar(fields: SamplingFields) -> str | None:
+    """What the answer has to follow."""
     if fields.guided_regex:
-        return regex_grammar(fields.guided_regex, "guided_regex"), "guided_regex"
+        return regex_grammar(fields.guided_regex, "guided_regex")
     if fields.guided_grammar:
-        return lark_grammar(fields.guided_grammar, "guided_grammar"), "guided_grammar"
+        return lark_grammar(fields.guided_grammar, "guided_grammar")
     if fields.guided_choice:
-        return choice_grammar(fields.guided_choice, "guided_choice"), "guided_choice"
+        return choice_grammar(fields.guided_choice, "guided_choice")
     if fields.guided_json:
-        return schema_grammar(fields.guided_json, "guided_json"), "guided_json"
+        return schema_grammar(fields.guided_json, "guided_json")
     wanted = fields.response_format or {"type": "text"}
     kind, param = wanted.get("type"), "response_format"
     if kind == "json_object":
-        return schema_grammar({}, param), param
+        return schema_grammar({}, param)
     if kind == "json_schema":
         inner = wanted.get("json_schema")
         if not isinstance(inner, dict) or "schema" not in inner:
             raise InvalidRequest("response_format.json_schema.schema is missing", param=param)
-        return schema_grammar(inner["schema"], "response_format.json_schema.schema"), param
+        return schema_grammar(inner["schema"], "response_format.json_schema.schema")
     if kind != "text":
         raise InvalidRequest(f"response_format: type {kind!r} is not known", param=param)
-    return None, param
+    return None
 
 
 def choices_wanted(fields: SamplingFields) -> int:
