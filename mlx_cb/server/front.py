@@ -227,7 +227,7 @@ def _grammar(text: ModelText, given: GenerateInput) -> str | None:
     if choice.must_call and form is not None:
         return forced_call_grammar(form, choice.tools or [], choice.name)
     if grammar is not None and choice.tools:
-        return beside_calls(grammar, form, "response_format")
+        return beside_calls(grammar, form, choice.tools, "response_format")
     return grammar
 
 

@@ -61,25 +61,15 @@ def choice_grammar(choices: list[str], param: str) -> str:
 
 
 def forced_call_grammar(form: CallForm, tools: list[dict[str, Any]], name: str | None) -> str:
-    """What follows the forced start of a call: the rest of it, for `name` or for any tool.
-
-    What a tool's schema has beyond llguidance's reach is left to the model.
-    """
-    rules, calls = [], []
-    for number, tool in enumerate(tools):
-        function = tool["function"]
-        if name is not None and function["name"] != name:
-            continue
-        schema = function.get("parameters") or {"type": "object"}
-        schema = {**schema, "x-guidance": {**_OPTIONS, "lenient": True}}
-        before = "" if name is not None else json.dumps(function["name"] + form.between) + " "
-        rules.append(f"call{number}: {before}%json {json.dumps(schema)} {json.dumps(form.close)}")
-        calls.append(f"call{number}")
-    return lark_grammar("\n".join([f"start: {' | '.join(calls)}", *rules]), "tools")
+    """What follows the forced start of a call: the rest of it, for `name` or for any tool."""
+    named = [tool for tool in tools if name is None or tool["function"]["name"] == name]
+    return lark_grammar(_rules(form, named, "", with_names=name is None), "tools")
 
 
-def beside_calls(grammar: str, form: CallForm | None, param: str) -> str:
-    """A schema's grammar that also lets the model call tools instead of answering.
+def beside_calls(
+    grammar: str, form: CallForm | None, tools: list[dict[str, Any]], param: str
+) -> str:
+    """A schema's grammar that also lets the model call one tool instead of answering.
 
     Raises InvalidRequest where that cannot be written down.
     """
@@ -90,9 +80,26 @@ def beside_calls(grammar: str, form: CallForm | None, param: str) -> str:
             f"{param} together with tools is not supported for this model; set tool_choice to none",
             param=param,
         )
+    calls = _rules(form, tools, form.start(None), with_names=True)
     answer = f"answer: %json {json.dumps(schema)}"
-    call = f"call: {json.dumps(form.opening)} /(?s:.*)/"
-    return lark_grammar(f"start: answer | call\n{answer}\n{call}", param)
+    return lark_grammar(f"{calls.replace('start: ', 'start: answer | ', 1)}\n{answer}", param)
+
+
+def _rules(form: CallForm, tools: list[dict[str, Any]], start: str, *, with_names: bool) -> str:
+    """Lark rules for one call of these tools, `start` before it.
+
+    What a tool's schema has beyond llguidance's reach is left to the model.
+    """
+    rules = []
+    for number, tool in enumerate(tools):
+        function = tool["function"]
+        schema = function.get("parameters") or {"type": "object"}
+        schema = {**schema, "x-guidance": {**_OPTIONS, "lenient": True}}
+        before = start + (function["name"] + form.between if with_names else "")
+        head = f"{json.dumps(before)} " if before else ""
+        rules.append(f"call{number}: {head}%json {json.dumps(schema)} {json.dumps(form.close)}")
+    calls = " | ".join(f"call{number}" for number in range(len(tools)))
+    return "\n".join([f"start: {calls}", *rules])
 
 
 def with_grammar(params: SamplingParams, grammar: str | None) -> SamplingParams:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -71,4 +72,4 @@ def test_replies_wait_for_a_free_place(serve: Serve) -> None:
     server = serve({"text": "a", "prefill_s": 0.2}, script={"max_num_seqs": 1})
     server.chat(n=3)
     starts = sorted(played.first_token_at for played in server.engine.played.values())
-    assert all(b - a > 0.15 for a, b in zip(starts, starts[1:], strict=False))
+    assert all(b - a > 0.15 for a, b in itertools.pairwise(starts))
