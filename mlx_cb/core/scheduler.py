@@ -19,7 +19,8 @@ from mlx_cb.core.policy import POLICIES
 from mlx_cb.core.request import Request, RequestEvent, RequestStatus
 from mlx_cb.core.scheduler_output import ScheduledChunk, SchedulerOutput
 
-IDLE_TARGET = 2.5  # times the inter-token target that a step may take while nobody decodes
+STRETCH = 2.5  # times the inter-token target, or a step of decodes alone, that a step may take
+EFFICIENT = 4.0  # times the smallest step: from there on a prefill step is nearly as good as any
 MAX_EXPLAINED = 32  # waiting requests whose reason is recorded per step
 
 
@@ -196,9 +197,9 @@ class Scheduler:
             return self.config.max_num_batched_tokens
         target = self.config.itl_target_ms / 1e3
         if num_decodes == 0:
-            target *= IDLE_TARGET
+            target = max(STRETCH * target, EFFICIENT * self.cost_model.predict(1, 0))
         else:
-            target = max(target, IDLE_TARGET * self.cost_model.predict(num_decodes, context))
+            target = max(target, STRETCH * self.cost_model.predict(num_decodes, context))
         return self.cost_model.rows_within(target, context)
 
     def _admit(self, plan: SchedulerOutput, request: Request) -> bool:

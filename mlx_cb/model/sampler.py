@@ -22,8 +22,8 @@ from mlx_cb.sampling_params import SamplingParams
 _MASK64 = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 BANNED = -1e30
-#: Most probable tokens looked at before a whole row is sorted for top_p.
-NUCLEUS_GUESS = 256
+#: How many of the most probable tokens are looked at before a whole row is sorted for top_p.
+NUCLEUS_GUESSES = (256, 4096)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,34 +126,41 @@ def choose_on_host(logits: NDArray[np.float32], rows: list[SampleRow]) -> NDArra
 def _draw(logits: NDArray[np.float32], params: SamplingParams, u: float) -> int:
     """Inverse-CDF draw from one row: temperature, then top_k, top_p and min_p.
 
-    The tokens that are kept stand in the order of their ids, so that no sort is needed when all
-    are.
+    The tokens that are kept stand in the order of their ids, so that nothing has to be sorted
+    when all are.
     """
-    scaled = (logits - logits.max()) / np.float32(params.temperature)
-    limit = params.top_k or len(scaled)
-    if limit >= len(scaled) and params.top_p >= 1.0 and params.min_p <= 0.0:
-        weights = np.exp(scaled)
-        cumulative = np.cumsum(weights, dtype=np.float64)
-        return _pick(cumulative, u)
-    total = None if limit < len(scaled) else np.exp(scaled).sum(dtype=np.float64)
-    guess = min(limit, NUCLEUS_GUESS) if total is not None else limit
-    while True:
-        token_ids = _best(scaled, guess)
-        weights = np.exp(scaled[token_ids], dtype=np.float64)
-        cumulative = np.cumsum(weights)
-        target = params.top_p * (total if total is not None else cumulative[-1])
+    weights = np.exp((logits - logits.max()) / np.float32(params.temperature))
+    if 0 < params.top_k < len(weights) or params.top_p < 1.0 or params.min_p > 0.0:
+        kept_ids = _kept(weights, params)
+        return int(kept_ids[_pick(np.cumsum(weights[kept_ids], dtype=np.float64), u)])
+    return _pick(np.cumsum(weights, dtype=np.float64), u)
+
+
+def _kept(weights: NDArray[np.float32], params: SamplingParams) -> NDArray[np.int64]:
+    """Ascending ids of the tokens within top_k, top_p and min_p; `weights` peak at 1.
+
+    The largest few weights are looked at first, and more only when they do not decide.
+    """
+    limit = min(params.top_k or len(weights), len(weights))
+    total = weights.sum(dtype=np.float64) if limit == len(weights) else None
+    for guess in (*NUCLEUS_GUESSES, limit):
+        size = min(guess, limit)
+        top = np.sort(np.partition(weights, len(weights) - size)[len(weights) - size :])[::-1]
+        cumulative = np.cumsum(top, dtype=np.float64)
+        target = params.top_p * (total if total is not None and size < limit else cumulative[-1])
         # The smallest set that reaches top_p, at least the best token.
         kept = int(np.searchsorted(cumulative, target * (1 - 1e-12))) + 1
-        enough = kept <= len(token_ids) or len(token_ids) >= limit
-        if params.min_p > 0.0:
-            probable = int(np.searchsorted(-weights, -params.min_p * weights[0], side="right"))
-            enough = enough or probable < len(token_ids)
-            kept = min(kept, max(probable, 1))
-        if enough:
-            kept_ids = np.sort(token_ids[:kept])
-            cumulative = np.cumsum(np.exp(scaled[kept_ids], dtype=np.float64))
-            return int(kept_ids[_pick(cumulative, u)])
-        guess = limit
+        probable = int(np.searchsorted(-top, -params.min_p, side="right"))
+        if size == limit or kept <= size or (params.min_p > 0.0 and probable < size):
+            break
+    kept = max(1, min(kept, probable, size))
+    border = top[kept - 1]
+    ids = np.flatnonzero(weights >= border)
+    if len(ids) > kept:
+        # Equals at the border: the lower ids stay.
+        equals = ids[weights[ids] == border]
+        ids = np.setdiff1d(ids, equals[kept - len(ids) :], assume_unique=True)
+    return ids
 
 
 def _best(scores: NDArray[np.float32], count: int) -> NDArray[np.int64]:
