@@ -101,6 +101,7 @@ def tell(request: Request, step: int) -> dict[str, Any]:
         "user": request.user,
         "status": request.status.value,
         "waiting_for": request.waiting_for,
+        "waited_steps": dict(request.waits),
         "finish_reason": request.finish_reason.value if request.finish_reason else None,
         "queued": request.arrival_time,
         "admitted": request.admitted_time,

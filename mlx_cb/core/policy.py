@@ -25,6 +25,22 @@ class Policy(Protocol):
         """Whether a waiting request may join, given how many ran when the step was begun."""
         ...
 
+    def max_running(self, max_num_seqs: int) -> int:
+        """Most requests of one user that may run at once."""
+        ...
+
+    def join(self, user: str) -> None:
+        """A request of this user was accepted."""
+        ...
+
+    def leave(self, user: str) -> None:
+        """A request of this user has ended."""
+        ...
+
+    def charge(self, user: str, seconds: float) -> None:
+        """The user's rows took this much of a step's measured time."""
+        ...
+
 
 class FirstComeFirstServed:
     """Requests join at every step, in the order of their arrival."""
@@ -39,24 +55,42 @@ class FirstComeFirstServed:
         """Always; see Policy."""
         return True
 
+    def max_running(self, max_num_seqs: int) -> int:
+        """All places; see Policy."""
+        return max_num_seqs
 
-class ShortestPrefillFirst:
-    """Requests join at every step; the fewest missing tokens first, and waiting makes shorter.
+    def join(self, user: str) -> None:
+        """Users make no difference; see Policy."""
 
-    A long prompt cannot be starved: each second of waiting counts as `aging` tokens less. Source:
-    shortest remaining processing time with aging (performance.md §3).
+    def leave(self, user: str) -> None:
+        """Users make no difference; see Policy."""
+
+    def charge(self, user: str, seconds: float) -> None:
+        """Users make no difference; see Policy."""
+
+
+class Fair:
+    """Requests join at every step; between users, whoever was served least goes first.
+
+    Each user has a counter of measured machine seconds (Sheng et al. 2024, Virtual Token Counter,
+    charged in time instead of tokens). A user who comes back starts at the least counter of those
+    who are active: idleness is not saved up. Inside a user the fewest missing tokens go first, and
+    each second of waiting counts as `aging` tokens less, so that no long prompt is starved.
     """
 
     pads_finished = False
 
     def __init__(self, aging: float = 50.0) -> None:
         self.aging = aging
+        self.served: dict[str, float] = {}
+        self._active: dict[str, int] = {}
 
     def order(self, candidates: Iterable[Request], now: float) -> list[Request]:
-        """By missing tokens less aging; see Policy."""
+        """By the users' counters, then by missing tokens less aging; see Policy."""
         return sorted(
             candidates,
             key=lambda request: (
+                self.served.get(request.user, 0.0),
                 request.num_uncomputed_tokens - self.aging * (now - request.arrival_time),
                 request.arrival_time,
             ),
@@ -65,6 +99,27 @@ class ShortestPrefillFirst:
     def may_admit(self, num_running: int) -> bool:
         """Always; see Policy."""
         return True
+
+    def max_running(self, max_num_seqs: int) -> int:
+        """An equal part of the places for every user who wants any; see Policy."""
+        return max(1, max_num_seqs // max(1, len(self._active)))
+
+    def join(self, user: str) -> None:
+        """Lift the counter of a user who was away; see Policy."""
+        if user not in self._active:
+            least = min((self.served[name] for name in self._active), default=0.0)
+            self.served[user] = max(self.served.get(user, 0.0), least)
+        self._active[user] = self._active.get(user, 0) + 1
+
+    def leave(self, user: str) -> None:
+        """One request less; see Policy."""
+        self._active[user] -= 1
+        if not self._active[user]:
+            del self._active[user]
+
+    def charge(self, user: str, seconds: float) -> None:
+        """Add to the user's counter; see Policy."""
+        self.served[user] = self.served.get(user, 0.0) + seconds
 
 
 class StaticBatch(FirstComeFirstServed):
@@ -78,7 +133,7 @@ class StaticBatch(FirstComeFirstServed):
 
 
 POLICIES: dict[str, type[Policy]] = {
-    "continuous": ShortestPrefillFirst,
+    "continuous": Fair,
     "fcfs": FirstComeFirstServed,
     "static": StaticBatch,
 }

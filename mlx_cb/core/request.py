@@ -30,6 +30,7 @@ class Request:
     Attributes:
         max_output_tokens: resolved limit (params, context, pool), at least what params allow.
         seed: of the request's random numbers; drawn when the client sent none.
+        waiting_for, waits: what it waits for now, and for how many steps it waited for what.
         is_plain_greedy: the next token is the arg max of the model's own logits.
         cache_salt: keeps one user's prefixes apart from another's.
     """
@@ -60,6 +61,7 @@ class Request:
     num_preemptions: int = 0
     events: list[RequestEvent] = field(default_factory=list)
     waiting_for: str = ""
+    waits: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)

@@ -8,6 +8,7 @@ prefill chunks in the policy's order. No MLX, no threads, no clock but the injec
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable
 
 from mlx_cb.config import SchedulerConfig
@@ -55,6 +56,7 @@ class Scheduler:
         """Accept a request. The caller has checked that it can ever fit."""
         self.requests[request.request_id] = request
         self.waiting[request.request_id] = request
+        self.policy.join(request.user)
         request.waiting_for = "next step"
         self._note(request, "queued", f"{request.num_prompt_tokens} prompt tokens")
 
@@ -163,6 +165,8 @@ class Scheduler:
         # Something always moves: a full house of decodes leaves one quantum to those who wait.
         room = max(budget - num_decodes, min(budget, self.kv_cache.block_size))
         may_admit = self.policy.may_admit(self.num_running)
+        share = self.policy.max_running(self.config.max_num_seqs)
+        running = Counter(request.user for request in (*self.decoding, *self.prefilling))
         blocks_short = bool(plan.record.preempted)
         for request in self._prefill_candidates(plan):
             if len(plan.record.passed_over) >= MAX_EXPLAINED and room <= 0:
@@ -175,11 +179,14 @@ class Scheduler:
                 self._pass_over(plan, request, "batch to end")
             elif self.num_running >= self.config.max_num_seqs:
                 self._pass_over(plan, request, "slots")
+            elif running[request.user] >= share:
+                self._pass_over(plan, request, "fair share")
             elif blocks_short or not self._admit(plan, request):
                 # Whoever comes next must not take the blocks that this one is waiting for.
                 blocks_short = True
                 self._pass_over(plan, request, "blocks")
             else:
+                running[request.user] += 1
                 room -= self._schedule_chunk(plan, request, room)
 
     def _prefill_candidates(self, plan: SchedulerOutput) -> list[Request]:
@@ -230,6 +237,7 @@ class Scheduler:
         samples = request.num_uncomputed_tokens == 0
         plan.prefills.append(ScheduledChunk(request, start, count, samples))
         plan.record.prefills.append(ChunkRecord(request.request_id, start, count))
+        self._note(request, "chunk", f"tokens {start} to {start + count}")
         if samples:
             request.num_in_flight += 1
             self.prefilling.remove(request)
@@ -238,6 +246,7 @@ class Scheduler:
 
     def _pass_over(self, plan: SchedulerOutput, request: Request, reason: str) -> None:
         request.waiting_for = reason
+        request.waits[reason] = request.waits.get(reason, 0) + 1
         if len(plan.record.passed_over) < MAX_EXPLAINED:
             plan.record.passed_over[request.request_id] = reason
 
@@ -264,6 +273,8 @@ class Scheduler:
         """
         plan.record.seconds = seconds
         self.cost_model.observe(plan.num_rows, plan.record.context_sum, seconds)
+        for user, part in plan.shares(self.cost_model).items():
+            self.policy.charge(user, part * seconds)
         for chunk in plan.prefills:
             if not chunk.samples and chunk.request.status is RequestStatus.RUNNING:
                 self.kv_cache.remember(chunk.request, chunk.start + chunk.num_tokens)
@@ -349,6 +360,7 @@ class Scheduler:
         request.finished_time = self._clock()
         request.waiting_for = ""
         del self.requests[request.request_id]
+        self.policy.leave(request.user)
         self._note(request, "finished", error or reason.value)
         self.journal.keep_story(request, self.step)
         return RequestOutput(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from mlx_cb.core.cost_model import StepCostModel
 from mlx_cb.core.journal import StepRecord
 from mlx_cb.core.request import Request
 
@@ -46,3 +47,19 @@ class SchedulerOutput:
         """Requests that get a token from this step, in the order of the logit rows."""
         yield from self.decodes
         yield from (chunk.request for chunk in self.prefills if chunk.samples)
+
+    def shares(self, cost_model: StepCostModel) -> dict[str, float]:
+        """Each user's part of the step's cost, by rows and by the context that they read."""
+        if self.is_empty:
+            return {}
+        per_row = cost_model.base / self.num_rows + cost_model.per_row
+        per_context = cost_model.per_context
+        costs: dict[str, float] = {}
+        for request in self.decodes:
+            cost = per_row + per_context * request.num_tokens
+            costs[request.user] = costs.get(request.user, 0.0) + cost
+        for chunk in self.prefills:
+            cost = per_row * chunk.num_tokens + per_context * (chunk.start + chunk.num_tokens)
+            costs[chunk.request.user] = costs.get(chunk.request.user, 0.0) + cost
+        total = sum(costs.values())
+        return {user: cost / total for user, cost in costs.items()}

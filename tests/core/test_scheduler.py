@@ -183,6 +183,17 @@ def test_explains_why_a_request_waits() -> None:
     assert s.explain("waits")["waiting_for"] == "slots"
     assert s.journal.records[-1].passed_over == {"waits": "slots"}
     assert s.explain("unknown") is None
+    while s.requests:
+        step(s)
+    story = s.explain("waits")
+    assert story["waited_steps"] == {"slots": 9}
+    assert [(event["what"], event["step"]) for event in story["events"]] == [
+        ("queued", 0),
+        ("admitted", 10),
+        ("chunk", 10),
+        ("first token", 10),
+        ("finished", 12),
+    ]
 
 
 def test_equal_prefixes_share_blocks_between_requests_of_one_user() -> None:
@@ -194,6 +205,50 @@ def test_equal_prefixes_share_blocks_between_requests_of_one_user() -> None:
     step(s)
     assert s.explain("again")["num_cached_tokens"] == 8
     assert s.explain("other")["num_cached_tokens"] == 0
+
+
+def service(s: Scheduler, users: dict[str, tuple[int, int]], steps: int) -> dict[str, float]:
+    """Seconds charged to users who always have twenty requests of (prompt, output) here."""
+    names = count()
+    for _ in range(steps):
+        for user, (prompt, output) in users.items():
+            have = sum(1 for r in s.requests.values() if r.user == user)
+            for _ in range(20 - have):
+                s.add(request(f"{user}{next(names)}", prompt=prompt, output=output, user=user))
+        plan = s.schedule()
+        seconds = 0.01 + 0.001 * plan.num_rows
+        s.update(plan, [SampledToken(7) for _ in plan.sampling()], seconds)
+    return dict(s.policy.served)
+
+
+def test_backlogged_users_of_different_sizes_get_the_same_service() -> None:
+    users = {"chat": (8, 12), "coder": (60, 4), "agent": (150, 20), "editor": (20, 2)}
+    s = scheduler(num_blocks=4000, max_num_batched_tokens=48, max_num_seqs=64)
+    served = service(s, users, 2000)
+    total, squares = sum(served.values()), sum(value**2 for value in served.values())
+    assert total**2 / (len(users) * squares) >= 0.97, served
+
+
+def test_a_hog_does_not_hold_up_a_chat() -> None:
+    s = scheduler(num_blocks=4000, max_num_batched_tokens=32, max_num_seqs=8)
+    for index in range(60):
+        s.add(request(f"hog{index}", prompt=400, output=40, user="hog"))
+    for _ in range(20):
+        step(s)
+    s.add(request("chat", prompt=10, output=4, user="ann"))
+    for _ in range(8):
+        step(s)
+    story = s.explain("chat")
+    assert story is not None
+    assert story["finish_reason"] == "length"
+    assert sum(story["waited_steps"].values()) == 0
+
+
+def test_a_user_who_was_away_has_not_saved_up() -> None:
+    s = scheduler(num_blocks=4000, max_num_batched_tokens=32, max_num_seqs=8)
+    service(s, {"busy": (20, 4)}, 200)
+    s.add(request("back", prompt=20, output=4, user="away"))
+    assert s.policy.served["away"] == pytest.approx(s.policy.served["busy"])
 
 
 @given(

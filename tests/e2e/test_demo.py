@@ -97,7 +97,8 @@ def test_status_names_what_serves(demo: Server) -> None:
     )
     story = demo.get(f"/status/requests/{response.headers['x-request-id']}")
     assert story["finish_reason"] in {"length", "stop"}
-    assert [event["what"] for event in story["events"]][:3] == ["queued", "admitted", "first token"]
+    stages = [event["what"] for event in story["events"]]
+    assert stages[:4] == ["queued", "admitted", "chunk", "first token"]
 
 
 def test_worker_killed_under_streams_three_times(demo: Server) -> None:
