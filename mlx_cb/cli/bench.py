@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -327,6 +328,8 @@ def _run(work: Coroutine[Any, Any, _T]) -> _T:
         factory = None
     else:
         factory = uvloop.new_event_loop
+    # As Ctrl-C, so that the servers that were started are ended too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(work)
 
