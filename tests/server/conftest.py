@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -68,6 +69,13 @@ class LiveServer:
         """Wait until the server's thread has ended."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    def wait_until_idle(self, timeout: float = 2.0) -> None:
+        """Wait until no answer is open: the server closes one just after its last byte."""
+        deadline = time.monotonic() + timeout
+        while self.front.open_answers:
+            assert time.monotonic() < deadline, "an answer is still open"
+            time.sleep(0.005)
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx2.Response:
         """One request, not streamed. `content=` sends raw bytes instead of JSON."""

@@ -111,11 +111,7 @@ def test_closing_a_stream_early_frees_the_engine(serve: Serve) -> None:
         stream = api.chat.completions.create(model="m", messages=HELLO, stream=True)
         next(iter(stream))
         stream.close()
-    for _ in range(100):
-        if not server.front.open_answers:
-            return
-        asyncio.run(asyncio.sleep(0.01))
-    pytest.fail("the answer is still open")
+    server.wait_until_idle()
 
 
 def test_many_streams_at_once_each_get_their_own_text(serve: Serve) -> None:
