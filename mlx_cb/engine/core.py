@@ -148,7 +148,6 @@ class EngineCore:
         """End a request; its blocks are free for the next step."""
         output = self.scheduler.abort(request_id)
         if output is not None:
-            self.runner.forget(request_id)
             self._pending_outputs.append(output)
 
     def step(self) -> list[RequestOutput]:
@@ -165,6 +164,9 @@ class EngineCore:
         self._in_flight = self._launch(previous)
         if previous is not None:
             outputs += self._collect(previous)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self.runner.forget(output.request_id)
         return outputs
 
     def _launch(self, previous: LaunchedStep | None) -> LaunchedStep | None:
@@ -185,11 +187,7 @@ class EngineCore:
         self.last_step_time = self._clock()
         self.counters.steps += 1
         self.counters.generated_tokens += len(sampled)
-        outputs = self.scheduler.update(step.plan, sampled, seconds)
-        for output in outputs:
-            if output.finish_reason is not None:
-                self.runner.forget(output.request_id)
-        return outputs
+        return self.scheduler.update(step.plan, sampled, seconds)
 
     def _fail(self, error: Exception, plan: Any) -> list[RequestOutput]:
         """A step went wrong: its requests end with an error; the others start over from scratch.
