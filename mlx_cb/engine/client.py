@@ -22,6 +22,7 @@ from typing import Any
 from mlx_cb import errors
 from mlx_cb.config import EngineConfig
 from mlx_cb.core.outputs import FinishReason, RequestOutput
+from mlx_cb.engine.admission import AdmissionControl
 from mlx_cb.engine.interface import ModelInfo
 from mlx_cb.engine.messages import (
     Abort,
@@ -72,6 +73,9 @@ class AsyncEngine:
         self._supervisor: asyncio.Task[None] | None = None
         self._last_frame = 0.0
         self._back_off = FIRST_BACK_OFF
+        self._admission = AdmissionControl(
+            config.scheduler.max_num_seqs, config.scheduler.max_queue_wait_s
+        )
 
     async def start(self) -> None:
         """Start the worker; returns at once, before the model is loaded."""
@@ -128,7 +132,9 @@ class AsyncEngine:
             )
         if request_id in self._streams:
             raise errors.InvalidRequest(f"request {request_id} is running already")
+        self._admission.check()
         stream = self._streams[request_id] = OutputStream()
+        self._admission.queue(request_id, len(prompt_ids))
         if len(self._streams) == 1:
             self._last_frame = time.monotonic()
         try:
@@ -140,6 +146,7 @@ class AsyncEngine:
                     return
         finally:
             self._streams.pop(request_id, None)
+            self._admission.leave(request_id, time.monotonic())
             if not stream.is_finished:
                 with contextlib.suppress(ConnectionError):
                     self._send(Abort(request_id))
@@ -153,6 +160,7 @@ class AsyncEngine:
             "worker_pid": self.worker_pid,
             "restarts": self.num_restarts,
             "open_streams": len(self._streams),
+            "predicted_wait_s": self._admission.predicted_wait(),
             "last_frame_age": time.monotonic() - self._last_frame if self._last_frame else None,
         }
         return state | details
@@ -246,8 +254,10 @@ class AsyncEngine:
 
     def _take(self, message: FromWorker) -> None:
         match message:
-            case StepOutputs(outputs):
+            case StepOutputs(outputs, prefill_tokens, seconds):
+                self._admission.observe(prefill_tokens, seconds)
                 for output in outputs:
+                    self._admission.start(output.request_id, self._last_frame)
                     stream = self._streams.get(output.request_id)
                     if stream is not None:
                         stream.put(output)

@@ -16,6 +16,7 @@ import psutil
 from mlx_cb import blas
 from mlx_cb.config import EngineConfig
 from mlx_cb.core.block_pool import BlockPool
+from mlx_cb.core.journal import StepRecord
 from mlx_cb.core.kv_cache_manager import KVCacheManager
 from mlx_cb.core.outputs import RequestOutput
 from mlx_cb.core.request import Request
@@ -54,6 +55,7 @@ class EngineCore:
         self.loaded = loaded
         self.counters = Counters()
         self.last_step_time = clock()
+        self.last_measured: StepRecord | None = None
         self._clock = clock
         self._in_flight: LaunchedStep | None = None
         self._pending_outputs: list[RequestOutput] = []
@@ -157,6 +159,7 @@ class EngineCore:
         needs them on the host first.
         """
         outputs, self._pending_outputs = self._pending_outputs, []
+        self.last_measured = None
         previous = self._in_flight
         if previous is not None and (previous.sample_late or not self.config.scheduler.pipelined):
             outputs += self._collect(previous)
@@ -185,6 +188,7 @@ class EngineCore:
         except Exception as error:
             return self._fail(error, step.plan)
         self.last_step_time = self._clock()
+        self.last_measured = step.plan.record
         self.counters.steps += 1
         self.counters.generated_tokens += len(sampled)
         return self.scheduler.update(step.plan, sampled, seconds)

@@ -66,9 +66,14 @@ class LoadFailed(msgspec.Struct, tag=True):
 
 
 class StepOutputs(msgspec.Struct, tag=True):
-    """What one step added to all requests; empty for a step that only prefilled."""
+    """What one step added to all requests; empty for a step that only prefilled.
+
+    `prefill_tokens` were computed by the newest measured step, in `seconds`.
+    """
 
     outputs: list[RequestOutput]
+    prefill_tokens: int = 0
+    seconds: float = 0.0
 
 
 class Refused(msgspec.Struct, tag=True):

@@ -58,7 +58,12 @@ class Worker:
             for message in self._channel.receive(wait=not self._core.has_work):
                 self._take(message)
             if self._core.has_work:
-                self._channel.send(StepOutputs(self._core.step()))
+                outputs = self._core.step()
+                record = self._core.last_measured
+                tokens, seconds = 0, 0.0
+                if record is not None:
+                    tokens, seconds = record.rows_prefill, record.seconds or 0.0
+                self._channel.send(StepOutputs(outputs, tokens, seconds))
 
     def _take(self, message: ToWorker) -> None:
         match message:

@@ -1,0 +1,105 @@
+"""The queue's bound: refused in time, with an honest word on when to come back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from mlx_cb.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from mlx_cb.engine.admission import AdmissionControl
+from mlx_cb.engine.client import AsyncEngine
+from mlx_cb.errors import Overloaded
+from tests import tiny
+
+
+def busy(queued: int, *, max_wait_s: float = 10.0) -> AdmissionControl:
+    """100 prompt tokens a second; `queued` prompts of 500 tokens wait."""
+    control = AdmissionControl(max_num_seqs=100, max_wait_s=max_wait_s)
+    for _ in range(50):
+        control.observe(50, 0.5)
+    for index in range(queued):
+        control.queue(f"r{index}", 500)
+    return control
+
+
+def test_nothing_known_means_welcome() -> None:
+    control = AdmissionControl(max_num_seqs=1, max_wait_s=0.1)
+    control.queue("a", 10_000)
+    control.check()
+
+
+def test_waiting_prompts_are_worth_their_seconds() -> None:
+    assert busy(3).predicted_wait() == pytest.approx(15.0)
+    with pytest.raises(Overloaded) as caught:
+        busy(3).check()
+    assert caught.value.retry_after == pytest.approx(15.0 - 8.0, rel=0.11)
+    busy(2).check()
+
+
+def test_prompts_that_have_their_first_token_wait_no_more() -> None:
+    control = busy(3)
+    control.start("r0", 1.0)
+    control.leave("r1", 2.0)
+    assert control.predicted_wait() == pytest.approx(5.0)
+    control.check()
+
+
+def test_full_places_are_worth_a_service_time() -> None:
+    control = AdmissionControl(max_num_seqs=4, max_wait_s=10.0)
+    for index in range(40):
+        control.queue(f"old{index}", 1)
+        control.start(f"old{index}", 0.0)
+        control.leave(f"old{index}", 8.0)
+    for index in range(7):
+        control.queue(f"r{index}", 1)
+        control.start(f"r{index}", 0.0)
+    assert control.predicted_wait() == pytest.approx(4 * 8.0 / 4)
+    control.queue("r7", 1)
+    control.queue("r8", 1)
+    with pytest.raises(Overloaded, match="about 12 s of work"):
+        control.check()
+
+
+def test_a_flood_is_refused_at_once_and_the_accepted_all_finish(tmp_path: Path) -> None:
+    folder = tiny.save(tiny.llama_model(), tmp_path / "tiny")
+    config = EngineConfig(
+        model=ModelConfig(model=str(folder)),
+        cache=CacheConfig(kv_memory=1 << 24, prefix_cache=False),
+        scheduler=SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=8, max_queue_wait_s=0.3),
+    )
+
+    async def main() -> None:
+        engine = AsyncEngine(config)
+        await engine.start()
+        await engine.wait_ready()
+
+        async def one(name: str) -> int:
+            count = 0
+            async for output in engine.generate(name, [1] * 100, tiny.greedy(30)):
+                count += len(output.token_ids)
+            return count
+
+        await asyncio.gather(*(one(f"warm{index}") for index in range(3)))
+        accepted, refused = [], []
+        for index in range(200):
+            began = time.perf_counter()
+            task = asyncio.ensure_future(one(f"r{index}"))
+            await asyncio.sleep(0)
+            if task.done():
+                assert time.perf_counter() - began < 0.05
+                error = task.exception()
+                assert isinstance(error, Overloaded)
+                assert (error.retry_after or 0) >= 0.9
+                refused.append(task)
+            else:
+                accepted.append(task)
+        assert len(accepted) >= 2
+        assert len(refused) >= 50
+        assert set(await asyncio.gather(*accepted)) == {30}
+        assert await one("afterwards") == 30
+        await engine.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 120))
