@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from mlx_cb.attention.kv_storage import KVLayer
 from mlx_cb.attention.metadata import AttentionMetadata
+from mlx_cb.errors import UnsupportedModel
 
 
 class AttentionBackend(ABC):
@@ -44,3 +45,17 @@ class AttentionBackend(ABC):
 
         Returns: (T, num_heads, 1, value_dim), dtype of the queries.
         """
+
+    def attend_latent(
+        self, layer: KVLayer, queries: mx.array, rotated: mx.array, scale: float
+    ) -> mx.array:
+        """Causal latent attention: `layer` keeps latents as keys and rotated keys as values.
+
+        Args:
+            queries: (T, num_heads, 1, rank), absorbed, not scaled.
+            rotated: (T, num_heads, 1, rope), already scaled.
+
+        Returns: (T, num_heads, 1, rank).
+        Raises UnsupportedModel where a backend has no such form; the layer is gathered then.
+        """
+        raise UnsupportedModel(f"{self.name} attention has no latent form")

@@ -10,6 +10,7 @@ import mlx.nn as nn
 from mlx_lm.models import base
 
 from mlx_cb.attention.cache import PagedKV
+from mlx_cb.attention.latent import RotatedScores
 from mlx_cb.errors import UnsupportedModel
 
 _NAME = "scaled_dot_product_attention"
@@ -33,9 +34,11 @@ def scaled_dot_product_attention(
         return base.scaled_dot_product_attention(
             queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
         )
+    if isinstance(mask, RotatedScores) and mask.layer is keys.cache.layer:
+        return keys.cache.attend_latent(queries, mask.queries, scale)
     if mask is not None:
         raise UnsupportedModel("a layer built its own attention mask, which blocks cannot follow")
-    return keys.cache.backend.attend(keys.cache.layer, queries, scale, sinks)
+    return keys.cache.attend(queries, scale, sinks)
 
 
 def bind(model: nn.Module) -> int:

@@ -70,20 +70,37 @@ class KVLayer:
     ) -> None:
         """Store T rows: keys (T, num_kv_heads, key_dim), values (T, num_kv_heads, value_dim)."""
         self.keys[block_ids, :, block_offsets] = keys.astype(self.spec.dtype)
-        self.values[block_ids, :, block_offsets] = values.astype(self.spec.dtype)
+        if self.spec.value_dim:
+            self.values[block_ids, :, block_offsets] = values.astype(self.spec.dtype)
+
+    def gather(self, block_table: mx.array) -> tuple[mx.array, mx.array]:
+        """Contiguous copies of the keys and values of (rows, blocks) int32 block ids.
+
+        Returns: two arrays (rows, num_kv_heads, blocks * block_size, dim).
+        """
+        heads = self.spec.num_kv_heads
+        rows, num_blocks = block_table.shape
+        # One tile per (block, head): rows of a matrix, so that the gather copies whole tiles.
+        tiles = block_table[:, None, :] * heads + mx.arange(heads, dtype=mx.int32)[:, None]
+        gathered = []
+        for array in (self.keys, self.values):
+            dim = array.shape[-1]
+            flat = array.reshape(array.shape[0] * heads, self.block_size * dim)
+            taken = mx.take(flat, tiles, axis=0)
+            gathered.append(taken.reshape(rows, heads, num_blocks * self.block_size, dim))
+        return gathered[0], gathered[1]
 
 
 class KVStorage:
-    """All layers' arrays over the same block ids. Grows on demand, layer by layer."""
+    """All layers' arrays over the same block ids. Grows on demand, layer by layer.
+
+    `num_blocks` is the number of blocks that exist in memory.
+    """
 
     def __init__(self, specs: list[KVLayerSpec], block_size: int) -> None:
         self.block_size = block_size
         self.layers = [KVLayer(spec, block_size) for spec in specs]
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that exist in memory."""
-        return self.layers[0].num_blocks
+        self.num_blocks = 0
 
     @property
     def bytes_per_block(self) -> int:
@@ -99,12 +116,14 @@ class KVStorage:
         """Make exactly `num_blocks` exist."""
         for layer in self.layers:
             layer.resize(num_blocks)
+        self.num_blocks = num_blocks
         mx.clear_cache()  # the old arrays' buffers fit nothing else
 
     def clear(self) -> None:
         """Forget all content and memory, e.g. after a failed step."""
         for layer in self.layers:
             layer.__init__(layer.spec, layer.block_size)  # type: ignore[misc]
+        self.num_blocks = 0
 
     def arrays(self) -> list[mx.array]:
         """Every array, to be evaluated with a step. Do not keep the list."""

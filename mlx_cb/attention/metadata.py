@@ -23,7 +23,7 @@ class AttentionMetadata:
         query_start_loc: (S + 1,) int32, first row of each entry.
         seq_lens: (S,) int32, tokens of each entry's request including this step's rows.
         block_tables: (S, max blocks) int32, padded with 0 behind each entry's blocks.
-        logit_rows: (R,) int32, rows whose logits are wanted.
+        logit_rows: (R,) int32, rows whose logits are wanted, in the order they are wanted in.
     """
 
     positions: mx.array
@@ -33,4 +33,19 @@ class AttentionMetadata:
     query_start_loc: NDArray[np.int32]
     seq_lens: NDArray[np.int32]
     block_tables: NDArray[np.int32]
-    logit_rows: mx.array
+    logit_rows: NDArray[np.int32]
+
+    def part(self, first: int, last: int) -> AttentionMetadata:
+        """The entries `first` to `last` as a step of their own."""
+        start, stop = int(self.query_start_loc[first]), int(self.query_start_loc[last])
+        rows = self.logit_rows
+        return AttentionMetadata(
+            positions=self.positions[start:stop],
+            block_ids=self.block_ids[start:stop],
+            block_offsets=self.block_offsets[start:stop],
+            num_decodes=min(max(self.num_decodes - first, 0), last - first),
+            query_start_loc=self.query_start_loc[first : last + 1] - start,
+            seq_lens=self.seq_lens[first:last],
+            block_tables=self.block_tables[first:last],
+            logit_rows=rows[(rows >= start) & (rows < stop)] - start,
+        )

@@ -91,6 +91,18 @@ class MetalBackend(AttentionBackend):
         outputs = [self._attend_rows(part, layer, queries, scale, sinks) for part in self._parts]
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
+    def attend_latent(
+        self, layer: KVLayer, queries: mx.array, rotated: mx.array, scale: float
+    ) -> mx.array:
+        """Through the reference path for now; see AttentionBackend."""
+        outputs = [
+            self._reference(part).attend_latent(
+                layer, queries[part.start : part.stop], rotated[part.start : part.stop], scale
+            )
+            for part in self._parts
+        ]
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+
     def _attend_rows(
         self, part: _Rows, layer: KVLayer, queries: mx.array, scale: float, sinks: mx.array | None
     ) -> mx.array:

@@ -15,6 +15,7 @@ import numpy as np
 
 from mlx_cb.attention.backend import AttentionBackend
 from mlx_cb.attention.kv_storage import KVLayer
+from mlx_cb.attention.latent import LatentLayer
 from mlx_cb.attention.metadata import AttentionMetadata
 
 LOG2E = math.log2(math.e)
@@ -73,7 +74,7 @@ class ReferenceBackend(AttentionBackend):
             self._chunks.append(_Chunk(start, stop, table, positions))
 
     def attend(
-        self, layer: KVLayer, queries: mx.array, scale: float, sinks: mx.array | None
+        self, layer: KVLayer | LatentLayer, queries: mx.array, scale: float, sinks: mx.array | None
     ) -> mx.array:
         """Attend group by group, chunk by chunk; see AttentionBackend."""
         if sinks is not None:
@@ -84,13 +85,24 @@ class ReferenceBackend(AttentionBackend):
         output = parts[0] if len(parts) == 1 else mx.concatenate(parts)
         return output[:, :, None]
 
+    def attend_latent(
+        self, layer: KVLayer, queries: mx.array, rotated: mx.array, scale: float
+    ) -> mx.array:
+        """One KV head of rank + rope width; see AttentionBackend."""
+        joined = mx.concatenate([queries * scale, rotated.astype(queries.dtype)], axis=-1)
+        return self.attend(LatentLayer(layer), joined, 1.0, None)
+
     def _attend_decodes(
-        self, layer: KVLayer, queries: mx.array, group: _DecodeGroup, sinks: mx.array | None
+        self,
+        layer: KVLayer | LatentLayer,
+        queries: mx.array,
+        group: _DecodeGroup,
+        sinks: mx.array | None,
     ) -> mx.array:
         heads = layer.spec.num_kv_heads
         rows = group.stop - group.start
         q = queries[group.start : group.stop].reshape(rows, heads, -1, layer.spec.key_dim)
-        keys, values = self._gather(layer, group.block_table)
+        keys, values = layer.gather(group.block_table)
         scores = (q @ keys.swapaxes(-1, -2)).astype(mx.float32)  # (rows, Hkv, G, context)
         mask = self._mask(group.start, group.seq_lens - 1, scores.shape[-1], layer.spec.window)
         weights, total = _exponentials(scores + mask, sinks)
@@ -98,13 +110,13 @@ class ReferenceBackend(AttentionBackend):
         return output.astype(queries.dtype).reshape(rows, -1, layer.spec.value_dim)
 
     def _attend_chunk(
-        self, layer: KVLayer, queries: mx.array, chunk: _Chunk, sinks: mx.array | None
+        self, layer: KVLayer | LatentLayer, queries: mx.array, chunk: _Chunk, sinks: mx.array | None
     ) -> mx.array:
         heads, rows = layer.spec.num_kv_heads, chunk.stop - chunk.start
         q = queries[chunk.start : chunk.stop].reshape(rows, heads, -1, layer.spec.key_dim)
         group_size = q.shape[2]
         q = q.swapaxes(0, 1).reshape(heads, rows * group_size, -1)
-        keys, values = (array[0] for array in self._gather(layer, chunk.block_table))
+        keys, values = (array[0] for array in layer.gather(chunk.block_table))
         scores = (q @ keys.swapaxes(-1, -2)).astype(mx.float32)  # (Hkv, rows * G, context)
         scores = scores.reshape(heads, rows, group_size, -1)
         mask = self._mask(chunk.start, chunk.positions, scores.shape[-1], layer.spec.window)
@@ -125,19 +137,6 @@ class ReferenceBackend(AttentionBackend):
                 visible = visible & (context > positions - window)
             self._masks[key] = mx.where(visible, 0.0, MASKED)
         return self._masks[key]
-
-    def _gather(self, layer: KVLayer, block_table: mx.array) -> tuple[mx.array, mx.array]:
-        """Contiguous keys and values (rows, Hkv, blocks * block_size, dim) of a block table."""
-        heads = layer.spec.num_kv_heads
-        rows, num_blocks = block_table.shape
-        # One tile per (block, head): rows of a matrix, so that the gather copies whole tiles.
-        tiles = block_table[:, None, :] * heads + mx.arange(heads, dtype=mx.int32)[:, None]
-        gathered = []
-        for array in (layer.keys, layer.values):
-            flat = array.reshape(-1, self.block_size * array.shape[-1])
-            taken = mx.take(flat, tiles, axis=0)
-            gathered.append(taken.reshape(rows, heads, num_blocks * self.block_size, -1))
-        return gathered[0], gathered[1]
 
 
 def _exponentials(scores: mx.array, sinks: mx.array | None) -> tuple[mx.array, mx.array]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import psutil
@@ -22,9 +22,10 @@ from mlx_cb.core.outputs import RequestOutput
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
 from mlx_cb.engine.interface import ModelInfo
-from mlx_cb.errors import ContextLengthExceeded, InvalidRequest, OutOfMemory
-from mlx_cb.model.cache_spec import CacheSpec, probe
+from mlx_cb.errors import ContextLengthExceeded, InvalidRequest
 from mlx_cb.model.loader import LoadedModel, load
+from mlx_cb.model.memory_plan import plan_memory
+from mlx_cb.model.probe import probe
 from mlx_cb.model.runner import LaunchedStep, ModelRunner, RunnerSettings
 from mlx_cb.sampling_params import SamplingParams
 
@@ -59,11 +60,21 @@ class EngineCore:
         self._clock = clock
         self._in_flight: LaunchedStep | None = None
         self._pending_outputs: list[RequestOutput] = []
-        self.cache_spec = probe(loaded.model, loaded.architecture, loaded.dtype)
+        self.cache_spec = probe(loaded.model, loaded.architecture)
         block_size = config.cache.block_size
-        pool = BlockPool(num_blocks(config, self.cache_spec))
-        kv_cache = KVCacheManager(pool, block_size, prefix_cache=config.cache.prefix_cache)
-        self.scheduler = Scheduler(config.scheduler, kv_cache, clock=clock)
+        plan = plan_memory(
+            request_memory(config),
+            self.cache_spec,
+            block_size,
+            config.scheduler.max_num_seqs,
+            loaded.max_model_len,
+        )
+        pool = BlockPool(plan.num_blocks)
+        # Recurrent states are not in the blocks: a prefix found there cannot be taken up.
+        prefix_cache = config.cache.prefix_cache and not self.cache_spec.is_recurrent
+        kv_cache = KVCacheManager(pool, block_size, prefix_cache=prefix_cache)
+        limits = replace(config.scheduler, max_num_seqs=plan.max_num_seqs)
+        self.scheduler = Scheduler(limits, kv_cache, clock=clock)
         settings = RunnerSettings(block_size, pool.capacity, config.attention)
         self.runner = ModelRunner(loaded, self.cache_spec, settings=settings)
         self.max_request_tokens = min(loaded.max_model_len, pool.capacity * block_size)
@@ -291,18 +302,8 @@ class EngineCore:
         }
 
 
-def num_blocks(config: EngineConfig, spec: CacheSpec) -> int:
-    """Blocks that the memory set aside for keys and values can hold.
-
-    Raises OutOfMemory when it cannot hold a single one.
-    """
-    memory = config.cache.kv_memory
-    if memory is None:
-        memory = int(psutil.virtual_memory().available * KV_MEMORY_SHARE)
-    blocks = memory // (spec.bytes_per_token * config.cache.block_size)
-    if blocks < 2:
-        raise OutOfMemory(
-            f"{memory} bytes for keys and values hold {blocks} blocks of "
-            f"{config.cache.block_size} tokens; one request needs two. Hint: raise --kv-memory."
-        )
-    return int(blocks)
+def request_memory(config: EngineConfig) -> int:
+    """Bytes that requests may take beside the weights."""
+    if config.cache.kv_memory is not None:
+        return config.cache.kv_memory
+    return int(psutil.virtual_memory().available * KV_MEMORY_SHARE)

@@ -1,81 +1,137 @@
-"""Reads a model's own cache objects and decides how its layers live in blocks.
+"""Reads a model's own cache objects: what its layers keep, and how that lives in blocks.
 
-The layout is a property of the model, found at load. What cannot be run right is refused here, by
+The layout is a property of the model, found at load. What cannot be run right is refused there, by
 name, before anything is served.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    ChunkedKVCache,
+    KVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 
-from mlx_cb.attention.binding import bind
 from mlx_cb.attention.kv_storage import KVLayerSpec
 from mlx_cb.errors import UnsupportedModel
+from mlx_cb.model.cache_tree import leaves
 
 
 class Layout(Enum):
     """How a step's tokens go through the model.
 
     PACKED: all tokens of all requests as rows of length one, in a single forward.
+    GROUPED: decode rows together in one forward, every chunk in one of its own.
+    SERIAL: every request in a forward of its own.
     """
 
     PACKED = "packed"
+    GROUPED = "grouped"
+    SERIAL = "serial"
+
+
+class Access(Enum):
+    """How attention layers reach keys and values.
+
+    PAGED: through handles, attending to the blocks in place.
+    GATHERED: as contiguous copies with a mask, for layers that use them in their own way.
+    """
+
+    PAGED = "paged"
+    GATHERED = "gathered"
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
-    """Layout and per-layer shapes of one model's cache."""
+    """Layout and shapes of one model's cache.
+
+    Attributes:
+        layers: every attention layer's keys and values, in the order of the caches' leaves.
+        caches: the model's own empty cache objects, nested as it wants them.
+        state_bytes: bytes that recurrent layers remember per request.
+        mask_axes: of the masks of gathered rows, the batch first and the context last.
+        late_logits: the model's head computes every row, wanted or not.
+    """
 
     layout: Layout
     layers: tuple[KVLayerSpec, ...]
+    caches: tuple[Any, ...]
+    state_bytes: int = 0
+    decode_access: Access = Access.PAGED
+    chunk_access: Access = Access.PAGED
+    mask_axes: int = 4
+    late_logits: bool = False
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of keys and values per token over all layers."""
         return sum(layer.bytes_per_token for layer in self.layers)
 
+    @property
+    def is_recurrent(self) -> bool:
+        """True when a position cannot be taken up from keys and values alone."""
+        return any(isinstance(cache, ArraysCache) for cache in leaves(self.caches))
 
-#: Families whose code derives positions from the shape of the keys: wrong in blocks.
-REFUSED = {"afm7": "it derives positions from the shape of the cached keys"}
 
+def read_caches(model: nn.Module, architecture: str) -> CacheSpec:
+    """What the model's layers keep, learned from two tokens through mlx-lm's own caches.
 
-def probe(model: nn.Module, architecture: str, dtype: mx.Dtype) -> CacheSpec:
-    """Find the layout and bind the attention function of the model's own modules.
-
-    Runs one token through the model with mlx-lm's own caches to learn the shapes.
+    Nothing is computed: shapes are known before values are. The layout is not decided here.
     Raises UnsupportedModel with the family's name and the reason.
     """
-    if architecture in REFUSED:
-        raise UnsupportedModel(f"{architecture} is not served: {REFUSED[architecture]}")
     caches = make_prompt_cache(model)
-    for cache in caches:
-        if type(cache) not in (KVCache, RotatingKVCache):
-            raise UnsupportedModel(
-                f"{architecture} is not served yet: it keeps its state in {type(cache).__name__}"
-            )
-        if isinstance(cache, RotatingKVCache) and cache.keep:
-            raise UnsupportedModel(
-                f"{architecture} is not served yet: it pins the first {cache.keep} tokens"
-            )
-    if bind(model) == 0:
-        raise UnsupportedModel(f"{architecture} is not served yet: it attends in a way of its own")
-    mx.eval(model(mx.array([[0]]), cache=caches))
-    layers = []
-    for cache in caches:
-        if cache.keys is None:
-            raise UnsupportedModel(f"{architecture} is not served yet: a cached layer stays empty")
-        layers.append(
-            KVLayerSpec(
-                num_kv_heads=cache.keys.shape[1],
-                key_dim=cache.keys.shape[-1],
-                value_dim=cache.values.shape[-1],
-                dtype=cache.keys.dtype,
-                window=cache.max_size if isinstance(cache, RotatingKVCache) else None,
-            )
+    for cache in leaves(caches):
+        _check(cache, architecture)
+    model(mx.array([[0, 0]]), cache=caches)
+    attention = [c for c in leaves(caches) if not isinstance(c, ArraysCache)]
+    recurrent: list[Any] = [c for c in leaves(caches) if isinstance(c, ArraysCache)]
+    return CacheSpec(
+        layout=Layout.SERIAL,
+        layers=tuple(_layer_spec(cache, architecture) for cache in attention),
+        caches=tuple(make_prompt_cache(model)),
+        state_bytes=sum(
+            array.nbytes for cache in recurrent for array in cache.cache if array is not None
+        ),
+    )
+
+
+def _check(cache: Any, architecture: str) -> None:
+    if type(cache) not in (KVCache, RotatingKVCache, ChunkedKVCache, ArraysCache):
+        raise UnsupportedModel(
+            f"{architecture} is not served: it keeps its state in {type(cache).__name__}, "
+            "a form of its own that blocks cannot follow"
         )
-    return CacheSpec(Layout.PACKED, tuple(layers))
+    if isinstance(cache, RotatingKVCache) and cache.keep:
+        raise UnsupportedModel(
+            f"{architecture} is not served: it pins its first {cache.keep} tokens"
+        )
+
+
+def _layer_spec(cache: Any, architecture: str) -> KVLayerSpec:
+    if cache.keys is None:
+        raise UnsupportedModel(f"{architecture} is not served: a cached layer stays empty")
+    return KVLayerSpec(
+        num_kv_heads=cache.keys.shape[1],
+        key_dim=cache.keys.shape[-1],
+        value_dim=cache.values.shape[-1],
+        dtype=cache.keys.dtype,
+        window=cache.max_size if isinstance(cache, RotatingKVCache) else None,
+    )
+
+
+def describe(layers: Sequence[KVLayerSpec]) -> str:
+    """One line about the kinds of layers, for people: `4 full, 4 windows of 512`."""
+    counts: dict[str, int] = {}
+    for layer in layers:
+        kind = "full" if layer.window is None else f"windows of {layer.window}"
+        counts[kind] = counts.get(kind, 0) + 1
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items())

@@ -32,12 +32,14 @@ class ForwardBatch:
 
     Attributes:
         token_ids: (T, 1) int32, as layout PACKED wants them.
+        entries: the request of every entry, None for padding.
         attention: shapes for the attention backend; its logit rows come in the order of
             `plan.sampling()`, followed by the rows of `prompt_rows`.
         prompt_rows: chunks whose prompt log-probabilities are wanted, with the number of rows.
     """
 
     token_ids: mx.array
+    entries: list[Request | None]
     attention: AttentionMetadata
     num_sampled: int
     prompt_rows: list[tuple[ScheduledChunk, int]]
@@ -79,6 +81,7 @@ class ForwardBatch:
             logit_rows.append(np.arange(first, first + count, dtype=np.int32))
         return cls(
             token_ids=_token_ids(plan, decodes, num_rows, previous)[:, None],
+            entries=[None] * num_padding + decodes + [chunk.request for chunk in plan.prefills],
             attention=AttentionMetadata(
                 positions=mx.array(positions),
                 block_ids=mx.array(tables[entry_of_row, positions // block_size]),
@@ -87,7 +90,7 @@ class ForwardBatch:
                 query_start_loc=query_start_loc,
                 seq_lens=starts + counts,
                 block_tables=tables,
-                logit_rows=mx.array(np.concatenate(logit_rows).astype(np.int32)),
+                logit_rows=np.concatenate(logit_rows).astype(np.int32),
             ),
             num_sampled=len(sampled_rows),
             prompt_rows=prompt_rows,

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
-from mlx_cb.attention.cache import PagedKVCache
 from mlx_cb.attention.kernels import launch_metal
 from mlx_cb.attention.kv_storage import KVStorage
 from mlx_cb.attention.select import make_backend, runs_on_metal
@@ -22,13 +20,13 @@ from mlx_cb.attention.tuning import gpu_architecture, load_tuning
 from mlx_cb.core.outputs import SampledToken, TokenLogprobs
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler_output import SchedulerOutput
-from mlx_cb.errors import UnsupportedModel
 from mlx_cb.model import sampler
 from mlx_cb.model.cache_spec import CacheSpec
 from mlx_cb.model.forward_batch import ForwardBatch, PreviousTokens
 from mlx_cb.model.grammar import Grammars
 from mlx_cb.model.loader import LoadedModel
 from mlx_cb.model.metal_sampler import MetalSampler
+from mlx_cb.model.probe import make_forward
 from mlx_cb.model.sampler import SampleRow
 from mlx_cb.model.small_matmul import bind_small_matmul
 
@@ -83,7 +81,7 @@ class ModelRunner:
         self.max_blocks = settings.max_blocks
         self.storage = KVStorage(list(spec.layers), block_size)
         self.backend = make_backend(settings.attention, block_size)
-        self.caches = [PagedKVCache(layer, self.backend) for layer in self.storage.layers]
+        self.forward = make_forward(model, spec, self.storage, self.backend)
         self._on_cpu = mx.default_device().type == mx.DeviceType.cpu
         self._choose_on_device = sampler.choose_on_device
         if runs_on_metal():
@@ -95,7 +93,6 @@ class ModelRunner:
         )
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self._last_ready = 0.0
-        select_logit_rows(model)
 
     def launch(self, plan: SchedulerOutput, previous: LaunchedStep | None) -> LaunchedStep:
         """Start a step; returns before it has run.
@@ -109,15 +106,15 @@ class ModelRunner:
         requests = list(plan.sampling())
         all_plain = all(request.is_plain_greedy for request in requests)
         rows = [] if all_plain else [SampleRow(r, r.num_computed_tokens) for r in requests]
-        self.backend.begin(batch.attention)
-        output = self.model(batch.token_ids, cache=self.caches)
-        logits = output[:, 0].astype(mx.float32) if batch.attention.logit_rows.size else None
+        self.forward.states.sweep()
+        output = self.forward.run(batch)
+        logits = output.astype(mx.float32) if batch.attention.logit_rows.size else None
         token_ids = self._choose_now(logits, requests, rows)
         wants_logits = any(request.params.logprobs is not None for request in requests)
         if token_ids is not None and not (wants_logits or batch.prompt_rows):
             logits = None
         wanted = [array for array in (logits, token_ids) if array is not None]
-        mx.async_eval(*wanted, *self.storage.arrays())
+        mx.async_eval(*wanted, *self.storage.arrays(), *self.forward.states.arrays())
         return LaunchedStep(plan, batch, requests, rows, logits, token_ids, launched)
 
     def _choose_now(
@@ -153,7 +150,9 @@ class ModelRunner:
             logits = np.array(step.logits, copy=False)
             token_ids = self._choose_late(step)
         else:
-            mx.eval(self.storage.layers[-1].values)
+            mx.eval(
+                *self.forward.states.arrays(), *[layer.values for layer in self.storage.layers[-1:]]
+            )
             token_ids = np.zeros(0, dtype=np.int64)
         ready = time.perf_counter()
         seconds = ready - max(step.launched, self._last_ready)
@@ -212,31 +211,10 @@ class ModelRunner:
     def reset(self) -> None:
         """Give up everything that is kept between steps, after a step that failed."""
         self.storage.clear()
+        self.forward.states.clear()
         self._prompt_logprobs.clear()
         mx.clear_cache()
 
     def memory_usage(self) -> dict[str, int]:
         """Bytes that MLX holds now, and the most it ever held."""
         return {"active": mx.get_active_memory(), "peak": mx.get_peak_memory()}
-
-
-def select_logit_rows(model: nn.Module) -> None:
-    """Make the trunk return only the rows whose logits are wanted.
-
-    The model's own head, soft-cap and scale then run on few rows. The trunk's class is replaced
-    by a subclass, so that weights, names and tied embeddings stay where they are.
-    """
-    trunk = getattr(model, "model", None)
-    if not isinstance(trunk, nn.Module) or not hasattr(trunk, "layers"):
-        raise UnsupportedModel(f"{type(model).__module__} has no trunk named 'model'")
-    cls = type(trunk)
-    if getattr(cls, "selects_logit_rows", False):
-        return
-
-    def call(self: Any, inputs: mx.array, cache: Any = None, *args: Any, **kwargs: Any) -> mx.array:
-        hidden = cls.__call__(self, inputs, cache, *args, **kwargs)
-        if cache and isinstance(cache[0], PagedKVCache):
-            return hidden[cache[0].metadata.logit_rows]
-        return hidden
-
-    trunk.__class__ = type(cls.__name__, (cls,), {"__call__": call, "selects_logit_rows": True})

@@ -38,7 +38,7 @@ def metadata(
         query_start_loc=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
         seq_lens=seq_lens,
         block_tables=tables,
-        logit_rows=mx.array([0]),
+        logit_rows=np.zeros(1, dtype=np.int32),
     )
 
 

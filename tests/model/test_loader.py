@@ -14,7 +14,6 @@ import pytest
 from mlx_cb.config import ModelConfig
 from mlx_cb.errors import ModelNotFound, OutOfMemory, UnsupportedModel
 from mlx_cb.model import loader, resolve
-from mlx_cb.model.cache_spec import probe
 from tests import tiny
 
 
@@ -156,31 +155,6 @@ def test_weights_that_cannot_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(loader.psutil, "virtual_memory", Memory)
     with pytest.raises(OutOfMemory, match="take a smaller or more quantized model"):
         load(folder)
-
-
-def test_families_that_cannot_be_served_are_refused_by_name() -> None:
-    from mlx_lm.models import mamba2
-
-    args = mamba2.ModelArgs(
-        model_type="mamba2",
-        num_heads=4,
-        head_dim=8,
-        vocab_size=50,
-        hidden_size=16,
-        intermediate_size=32,
-        state_size=8,
-        num_hidden_layers=1,
-        layer_norm_epsilon=1e-5,
-        conv_kernel=4,
-        n_groups=1,
-        use_bias=False,
-        use_conv_bias=True,
-        tie_word_embeddings=True,
-        time_step_limit=(0.0, 1e9),
-        time_step_rank="auto",
-    )
-    with pytest.raises(UnsupportedModel, match="mamba2 is not served yet"):
-        probe(mamba2.Model(args), "mamba2", mx.float32)
 
 
 def test_demo_model_is_converted_once_and_answers(tmp_path: Path) -> None:

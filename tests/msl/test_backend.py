@@ -43,7 +43,7 @@ def step(contexts: list[int], chunks: list[int], rng: np.random.Generator) -> At
         query_start_loc=starts,
         seq_lens=seq_lens,
         block_tables=tables,
-        logit_rows=mx.array([0]),
+        logit_rows=np.zeros(1, dtype=np.int32),
     )
 
 

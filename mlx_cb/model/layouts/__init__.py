@@ -1,0 +1,1 @@
+"""How a step's tokens go through a model: one module per way, each a `Forward`."""

@@ -1,0 +1,142 @@
+"""Owns what recurrent and convolutional layers remember of each request.
+
+States are values: a step's new states are new arrays, kept stacked as the forward returned them,
+and a request's state is a row of such a stack. A batch that stays together is never copied, a row
+that is no longer wanted is dropped with its stack, and no slot is ever reused while the device may
+still read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
+
+from mlx_cb.core.request import Request, RequestStatus
+from mlx_cb.errors import UnsupportedModel
+
+#: Per recurrent layer the arrays it remembers, requests along the first axis.
+LayerStates = list[list[mx.array | None]]
+
+
+@dataclass(slots=True, eq=False)
+class _Stack:
+    """States of several requests after one forward. `shapes` is one row's, without the batch."""
+
+    states: LayerStates
+    num_rows: int
+    shapes: tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class _Row:
+    """One request's state: what it was computed from, and where it is."""
+
+    request: Request
+    num_tokens: int
+    stack: _Stack
+    index: int
+
+
+class RecurrentStates:
+    """States of all requests that have begun. `sizes` is the number of arrays per layer."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = list(sizes)
+        self._rows: dict[str, _Row] = {}
+
+    def fresh(self) -> list[Any]:
+        """Caches for a request that begins: mlx-lm's own, empty."""
+        return [ArraysCache(size) for size in self._sizes]
+
+    def load(self, requests: Sequence[Request], num_tokens: Sequence[int]) -> list[Any]:
+        """Caches holding the states of requests after their first `num_tokens` tokens, stacked.
+
+        All rows must have the same shapes; see `shapes`. Raises KeyError for a request whose state
+        is not here or belongs to another position.
+        """
+        rows = [self._row(*pair) for pair in zip(requests, num_tokens, strict=True)]
+        caches = self.fresh()
+        for layer, cache in enumerate(caches):
+            entries: list[mx.array | None] = [
+                _stacked(rows, layer, entry) for entry in range(len(cache.cache))
+            ]
+            cache.cache = entries
+        return caches
+
+    def _row(self, request: Request, num_tokens: int) -> _Row:
+        row = self._rows.get(request.request_id)
+        if row is None or row.num_tokens != num_tokens:
+            raise KeyError(f"no state of {request.request_id} after {num_tokens} tokens")
+        return row
+
+    def shapes(self, request: Request) -> tuple[Any, ...]:
+        """What has to be equal for requests to be stacked."""
+        return self._rows[request.request_id].stack.shapes
+
+    def save(
+        self, requests: Sequence[Request], num_tokens: Sequence[int], caches: Sequence[Any]
+    ) -> None:
+        """Keep what a forward left in the caches, one row per request.
+
+        Raises UnsupportedModel when a layer does not keep its requests along the first axis.
+        """
+        states: LayerStates = [list(cache.cache) for cache in caches]
+        shapes = tuple(
+            None if array is None else array.shape[1:] for layer in states for array in layer
+        )
+        for array in (array for layer in states for array in layer if array is not None):
+            if array.shape[0] != len(requests):
+                raise UnsupportedModel(
+                    f"a layer's state of {len(requests)} requests has the shape {array.shape}"
+                )
+        stack = _Stack(states, len(requests), shapes)
+        for index, (request, count) in enumerate(zip(requests, num_tokens, strict=True)):
+            self._rows[request.request_id] = _Row(request, count, stack, index)
+
+    def sweep(self) -> None:
+        """Drop the states of requests that are not running any more."""
+        for row in list(self._rows.values()):
+            if row.request.status is not RequestStatus.RUNNING:
+                del self._rows[row.request.request_id]
+
+    def arrays(self) -> list[mx.array]:
+        """Every state that is kept."""
+        stacks = {id(row.stack): row.stack for row in self._rows.values()}
+        return [
+            array
+            for stack in stacks.values()
+            for layer in stack.states
+            for array in layer
+            if array is not None
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every state that is kept."""
+        return sum(array.nbytes for array in self.arrays())
+
+    def clear(self) -> None:
+        """Forget all states."""
+        self._rows.clear()
+
+
+def _stacked(rows: list[_Row], layer: int, entry: int) -> mx.array | None:
+    """One array of one layer for all rows, in their order; copies nothing for a whole stack."""
+    parts = []
+    start = 0
+    while start < len(rows):
+        stack = rows[start].stack
+        stop = start + 1
+        while stop < len(rows) and rows[stop].stack is stack:
+            stop += 1
+        array = stack.states[layer][entry]
+        if array is None:
+            return None
+        indices = [row.index for row in rows[start:stop]]
+        parts.append(array if indices == list(range(stack.num_rows)) else array[mx.array(indices)])
+        start = stop
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
