@@ -252,6 +252,7 @@ class Scheduler:
 
     def _complete_record(self, plan: SchedulerOutput) -> None:
         record = plan.record
+        plan.num_blocks = len(self.kv_cache.pool.blocks)
         record.decodes = [request.request_id for request in plan.decodes]
         record.padding = plan.num_padding
         record.num_waiting = len(self.waiting)
@@ -276,7 +277,7 @@ class Scheduler:
         for user, part in plan.shares(self.cost_model).items():
             self.policy.charge(user, part * seconds)
         for chunk in plan.prefills:
-            if not chunk.samples and chunk.request.status is RequestStatus.RUNNING:
+            if chunk.request.status is RequestStatus.RUNNING:
                 self.kv_cache.remember(chunk.request, chunk.start + chunk.num_tokens)
         now = self._clock()
         outputs = []
@@ -317,8 +318,12 @@ class Scheduler:
     def _append(
         self, request: Request, token: SampledToken, plan: SchedulerOutput, now: float
     ) -> RequestOutput:
-        if request.status is RequestStatus.RUNNING:
-            self.kv_cache.remember(request, request.num_tokens)
+        token_ids = request.token_ids
+        if (
+            len(token_ids) % self.kv_cache.block_size == 0
+            and request.status is RequestStatus.RUNNING
+        ):
+            self.kv_cache.remember(request, len(token_ids))
         if request.first_token_time is None:
             request.first_token_time = now
             self._note(request, "first token", "")
@@ -327,8 +332,9 @@ class Scheduler:
             reason, kept = FinishReason.LENGTH, []
         elif token.token_id in request.stop_token_ids:
             reason, stop_token_id, kept = FinishReason.STOP, token.token_id, []
-        request.token_ids += kept
-        if reason is None and request.num_output_tokens >= request.max_output_tokens:
+        token_ids += kept
+        num_output = len(token_ids) - request.num_prompt_tokens
+        if reason is None and num_output >= request.max_output_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
             plan.record.finished[request.request_id] = reason.value

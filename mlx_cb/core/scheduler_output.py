@@ -25,12 +25,14 @@ class SchedulerOutput:
     """The plan of one step. Decode rows come first, then the chunks; one forward runs them all.
 
     `num_padding` rows are computed for nobody, over the block in `pad_table` (static policy only).
+    Block ids are below `num_blocks`.
     """
 
     record: StepRecord
     decodes: list[Request] = field(default_factory=list)
     prefills: list[ScheduledChunk] = field(default_factory=list)
     num_padding: int = 0
+    num_blocks: int = 0
     pad_table: list[int] = field(default_factory=list)
 
     @property

@@ -131,13 +131,10 @@ class ModelRunner:
         return self._choose_on_device(sampler.adjust(sampled, rows, mx), rows)
 
     def _ensure_blocks(self, plan: SchedulerOutput) -> None:
-        tables = [request.block_table for request in plan.decodes]
-        tables += [chunk.request.block_table for chunk in plan.prefills]
-        highest = max(max(table) for table in [*tables, plan.pad_table or [0]])
         have = self.storage.num_blocks
-        if highest >= have:
-            wanted = max(highest + 1, int(have * GROWTH), have + MIN_GROWTH)
-            self.storage.resize(max(highest + 1, min(wanted, self.max_blocks)))
+        if plan.num_blocks > have:
+            wanted = max(plan.num_blocks, int(have * GROWTH), have + MIN_GROWTH)
+            self.storage.resize(max(plan.num_blocks, min(wanted, self.max_blocks)))
 
     def collect(self, step: LaunchedStep) -> tuple[list[SampledToken], float]:
         """Wait for a step; returns one token per `plan.sampling()` and the seconds it took."""
