@@ -142,12 +142,13 @@ def _kept(weights: NDArray[np.float32], params: SamplingParams) -> NDArray[np.in
     The largest few weights are looked at first, and more only when they do not decide.
     """
     limit = min(params.top_k or len(weights), len(weights))
-    total = weights.sum(dtype=np.float64) if limit == len(weights) else None
-    for guess in (*NUCLEUS_GUESSES, limit):
-        size = min(guess, limit)
+    # top_p is of what top_k leaves, so without all of that there is nothing to guess from.
+    sizes = [size for size in NUCLEUS_GUESSES if limit == len(weights) > size] + [limit]
+    for size in sizes:
         top = np.sort(np.partition(weights, len(weights) - size)[len(weights) - size :])[::-1]
         cumulative = np.cumsum(top, dtype=np.float64)
-        target = params.top_p * (total if total is not None and size < limit else cumulative[-1])
+        total = cumulative[-1] if size == limit else weights.sum(dtype=np.float64)
+        target = params.top_p * total
         # The smallest set that reaches top_p, at least the best token.
         kept = int(np.searchsorted(cumulative, target * (1 - 1e-12))) + 1
         probable = int(np.searchsorted(-top, -params.min_p, side="right"))

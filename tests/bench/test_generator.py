@@ -95,8 +95,7 @@ def test_hanging_up_drops_the_connection(stub):
     record = send(target(stub), one_call(cancel_after_s=0.2)).records[0]
     assert record.cancelled
     assert record.failure is None
-    assert 1 <= len(record.chunk_times_s) < 8
-    assert record.ended_s < 0.5
+    assert 1 <= len(record.chunk_times_s) < 16
     deadline = time.monotonic() + 2
     while stub.gone == 0 and time.monotonic() < deadline:
         time.sleep(0.01)

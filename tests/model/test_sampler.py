@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -57,10 +59,14 @@ def test_host_and_device_draw_the_same_tokens(params: list[SamplingParams], seed
     adjusted = np.array(sampler.adjust(array, rows, np))
     for index, (a, b) in enumerate(zip(got, wanted, strict=True)):
         if a != b:
-            # float32 sums may put a number on the other side of a border between two tokens.
-            u = rows[index].uniform
-            near = (max(0.0, u - 1e-5), min(1.0, u + 1e-5))
-            assert b in {sampler._draw(adjusted[index], params[index], n) for n in near}
+            # float32 sums may put a number, or the nucleus, on the other side of a border.
+            u, top_p = rows[index].uniform, params[index].top_p
+            near = {
+                sampler._draw(adjusted[index], replace(params[index], top_p=p), n)
+                for p in (top_p * (1 - 1e-5), min(1.0, top_p * (1 + 1e-5)))
+                for n in (max(0.0, u - 1e-5), min(1.0, u + 1e-5))
+            }
+            assert b in near
 
 
 @given(PARAMS, st.integers(0, 20))
