@@ -52,7 +52,8 @@ class SchedulerConfig:
         max_num_batched_tokens: most rows in one step; None lets predicted step time decide.
         itl_target_ms: the gap between two tokens of a stream that the step time is kept under.
         max_queue_wait_s: longest predicted wait that is still accepted.
-        pipelined: launch step n+1 before the tokens of step n are read.
+        pipelined: launch step n+1 before the tokens of step n are read; None does so where MLX
+            runs beside the host (a GPU) and not where launching a step waits for it (the CPU).
     """
 
     policy: str = "continuous"
@@ -60,7 +61,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int | None = None
     itl_target_ms: float = 100.0
     max_queue_wait_s: float = 60.0
-    pipelined: bool = True
+    pipelined: bool | None = None
     journal_steps: int = 4096
 
 

@@ -206,7 +206,10 @@ class Scheduler:
         if num_decodes == 0:
             target = max(STRETCH * target, EFFICIENT * self.cost_model.predict(1, 0))
         else:
-            target = max(target, STRETCH * self.cost_model.predict(num_decodes, context))
+            # Judged by the gap that the streams will have once those who wait have joined.
+            joining = len(self.prefilling) + len(self.waiting)
+            rows = min(num_decodes + joining, self.config.max_num_seqs)
+            target = max(target, STRETCH * self.cost_model.predict(rows, context))
         return self.cost_model.rows_within(target, context)
 
     def _admit(self, plan: SchedulerOutput, request: Request) -> bool:

@@ -77,6 +77,8 @@ class EngineCore:
         self.scheduler = Scheduler(limits, kv_cache, clock=clock)
         settings = RunnerSettings(block_size, pool.capacity, config.attention)
         self.runner = ModelRunner(loaded, self.cache_spec, settings=settings)
+        pipelined = config.scheduler.pipelined
+        self._pipelined = self.runner.runs_beside_host if pipelined is None else pipelined
         self.max_request_tokens = min(loaded.max_model_len, pool.capacity * block_size)
 
     @classmethod
@@ -164,23 +166,33 @@ class EngineCore:
             self._pending_outputs.append(output)
 
     def step(self) -> list[RequestOutput]:
-        """Advance every running request by one token; returns what is new.
-
-        Pipelined: the next step is launched before the last one's tokens are read, unless a row
-        needs them on the host first.
-        """
+        """Advance every running request by one token; returns what is new."""
         outputs, self._pending_outputs = self._pending_outputs, []
         self.last_measured = None
-        previous = self._in_flight
-        if previous is not None and (previous.sample_late or not self.config.scheduler.pipelined):
+        outputs += self._step_ahead() if self._pipelined else self._step_plainly()
+        for output in outputs:
+            if output.finish_reason is not None:
+                self.runner.forget(output.request_id)
+        return outputs
+
+    def _step_plainly(self) -> list[RequestOutput]:
+        """Form a step, run it, take in what it chose: the reference, and the way on a CPU."""
+        launched = self._launch(None)
+        return self._collect(launched) if launched is not None else []
+
+    def _step_ahead(self) -> list[RequestOutput]:
+        """Launch the next step before the last one's tokens are read.
+
+        Unless a row needs them on the host first: then the last one is collected before.
+        """
+        outputs = []
+        previous, self._in_flight = self._in_flight, None
+        if previous is not None and previous.sample_late:
             outputs += self._collect(previous)
             previous = None
         self._in_flight = self._launch(previous)
         if previous is not None:
             outputs += self._collect(previous)
-        for output in outputs:
-            if output.finish_reason is not None:
-                self.runner.forget(output.request_id)
         return outputs
 
     def _launch(self, previous: LaunchedStep | None) -> LaunchedStep | None:

@@ -94,6 +94,11 @@ class ModelRunner:
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self._last_ready = 0.0
 
+    @property
+    def runs_beside_host(self) -> bool:
+        """False on MLX's CPU backend: there launching a step takes nearly as long as the step."""
+        return not self._on_cpu
+
     def launch(self, plan: SchedulerOutput, previous: LaunchedStep | None) -> LaunchedStep:
         """Start a step; returns before it has run.
 
