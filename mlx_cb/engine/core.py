@@ -16,6 +16,7 @@ import psutil
 from mlx_cb import blas
 from mlx_cb.config import EngineConfig
 from mlx_cb.core.block_pool import BlockPool
+from mlx_cb.core.checkpoints import Checkpoints
 from mlx_cb.core.journal import StepRecord
 from mlx_cb.core.kv_cache_manager import KVCacheManager
 from mlx_cb.core.outputs import RequestOutput
@@ -70,13 +71,18 @@ class EngineCore:
             loaded.max_model_len,
         )
         pool = BlockPool(plan.num_blocks)
-        # Recurrent states are not in the blocks: a prefix found there cannot be taken up.
-        prefix_cache = config.cache.prefix_cache and not self.cache_spec.is_recurrent
-        kv_cache = KVCacheManager(pool, block_size, prefix_cache=prefix_cache)
+        checkpoints = Checkpoints(plan.num_checkpoints) if self.cache_spec.is_recurrent else None
+        kv_cache = KVCacheManager(
+            pool,
+            block_size,
+            prefix_cache=config.cache.prefix_cache,
+            checkpoints=checkpoints,
+        )
         limits = replace(config.scheduler, max_num_seqs=plan.max_num_seqs)
         self.scheduler = Scheduler(limits, kv_cache, clock=clock)
         settings = RunnerSettings(block_size, pool.capacity, config.attention)
         self.runner = ModelRunner(loaded, self.cache_spec, settings=settings)
+        self.runner.forward.states.checkpoints = checkpoints
         self.max_request_tokens = min(loaded.max_model_len, pool.capacity * block_size)
 
     @classmethod
