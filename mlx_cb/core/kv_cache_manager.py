@@ -44,6 +44,11 @@ class KVCacheManager:
         self.checkpoints = checkpoints
         self.stats = PrefixStats()
 
+    @property
+    def num_checkpoints(self) -> int:
+        """States saved at block borders."""
+        return 0 if self.checkpoints is None else len(self.checkpoints)
+
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)

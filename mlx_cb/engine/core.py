@@ -24,6 +24,7 @@ from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
 from mlx_cb.engine.interface import ModelInfo
 from mlx_cb.errors import ContextLengthExceeded, InvalidRequest
+from mlx_cb.model.cache_spec import layer_kinds
 from mlx_cb.model.loader import LoadedModel, load
 from mlx_cb.model.memory_plan import plan_memory
 from mlx_cb.model.probe import probe
@@ -287,6 +288,10 @@ class EngineCore:
                 "weights": self.loaded.weights_bytes,
                 "kv": storage.nbytes,
                 "kv_used": pool.num_used * storage.bytes_per_block,
+                "kinds": [asdict(kind) for kind in layer_kinds(self.cache_spec)],
+                "states": self.runner.forward.states.nbytes,
+                "state_per_request": self.cache_spec.state_bytes,
+                "checkpoints": scheduler.kv_cache.num_checkpoints * self.cache_spec.state_bytes,
                 **self.runner.memory_usage(),
             },
             "prefix_cache": {

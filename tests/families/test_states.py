@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.nn as nn
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from mlx_cb.core.checkpoints import Checkpoints
 from mlx_cb.core.outputs import FinishReason
+from mlx_cb.engine.core import EngineCore
 from mlx_cb.model.cache_spec import Layout
 from tests import tiny
 from tests.families.build import build
@@ -70,6 +73,40 @@ def test_states_of_the_finished_are_dropped() -> None:
     tiny.run(core)
     states.sweep()
     assert states.nbytes == 0
+
+
+def memory_of(core: EngineCore, folder: Path) -> dict[str, Any]:
+    """`memory` of `/status`; the model's folder is looked at for its age."""
+    (folder / "config.json").touch()
+    core.loaded = replace(core.loaded, path=folder)
+    return core.status()["memory"]
+
+
+def test_memory_is_accounted_per_kind_of_layer(tmp_path: Path) -> None:
+    core = engine(model(), HYBRID, num_blocks=64)
+    core.add("a", list(range(40)), tiny.greedy(4))
+    core.step()
+    memory = memory_of(core, tmp_path)
+    per_token = 2 * 2 * 2 * 16 * 4  # attention layers, KV heads, keys and values, width, float32
+    assert memory["kinds"] == [
+        {
+            "kind": "keys and values",
+            "window": None,
+            "num_layers": 2,
+            "bytes_per_token": per_token,
+        }
+    ]
+    arrays = core.runner.storage.arrays()
+    assert memory["kv"] == sum(array.nbytes for array in arrays)
+    assert memory["states"] == memory["state_per_request"] == core.cache_spec.state_bytes
+    assert memory["checkpoints"] == core.cache_spec.state_bytes
+    windows = memory_of(engine(build("gemma3_text"), "gemma3_text", num_blocks=64), tmp_path)
+    assert [(kind["window"], kind["num_layers"]) for kind in windows["kinds"]] == [
+        (16, 2),
+        (None, 2),
+    ]
+    latent = memory_of(engine(build("deepseek_v3"), "deepseek_v3", num_blocks=64), tmp_path)
+    assert [kind["kind"] for kind in latent["kinds"]] == ["latent"]
 
 
 def test_a_failed_step_takes_its_checkpoints_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
