@@ -16,12 +16,14 @@ class ModelConfig:
         dtype: `auto`, `float32`, `float16` or `bfloat16`; anything but auto expands quantized
             weights to that type.
         max_model_len: longest prompt plus output in tokens; None takes the model's own.
+        adapter: folder of a LoRA or DoRA adapter to put into the model.
     """
 
     model: str = "demo"
     revision: str | None = None
     dtype: str = "auto"
     max_model_len: int | None = None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,3 +49,23 @@ class AttentionMetadata:
             block_tables=self.block_tables[first:last],
             logit_rows=rows[(rows >= start) & (rows < stop)] - start,
         )
+
+    def cut(self, borders: list[int]) -> list[AttentionMetadata]:
+        """One chunk as several, cut behind its first `borders` tokens (ascending, inside it)."""
+        count, end = int(self.query_start_loc[1]), int(self.seq_lens[0])
+        parts = []
+        for first, last in zip([0, *borders], [*borders, count], strict=True):
+            rows = self.logit_rows
+            parts.append(
+                AttentionMetadata(
+                    positions=self.positions[first:last],
+                    block_ids=self.block_ids[first:last],
+                    block_offsets=self.block_offsets[first:last],
+                    num_decodes=0,
+                    query_start_loc=np.array([0, last - first], dtype=np.int32),
+                    seq_lens=np.array([end - count + last], dtype=np.int32),
+                    block_tables=self.block_tables,
+                    logit_rows=rows[(rows >= first) & (rows < last)] - first,
+                )
+            )
+        return parts

@@ -35,6 +35,7 @@ _DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
 @setting("--alias", type=Alias(), multiple=True, help="Further name for the model.")
 @setting("--strict-model", is_flag=True, help="Refuse requests that name another model.")
 @setting("--revision", help="Hub revision of MODEL.")
+@setting("--adapter", help="Folder of a LoRA or DoRA adapter to put into MODEL.")
 @setting("--max-num-seqs", default=64, type=click.IntRange(1), help="Most requests at once.")
 @setting("--max-num-batched-tokens", default="auto", type=CountOrAuto(), help="Rows of a step.")
 @setting("--max-model-len", type=click.IntRange(1), help="Longest prompt plus answer, tokens.")
@@ -72,6 +73,7 @@ def build_config(given: dict[str, Any]) -> ServerConfig:
             revision=given["revision"],
             dtype=given["dtype"],
             max_model_len=given["max_model_len"],
+            adapter=given["adapter"],
         ),
         cache=CacheConfig(
             block_size=given["block_size"],

@@ -12,6 +12,7 @@ from array import array
 from dataclasses import dataclass
 
 from mlx_cb.core.block_pool import BlockPool
+from mlx_cb.core.checkpoints import Checkpoints
 from mlx_cb.core.request import Request
 
 
@@ -24,13 +25,29 @@ class PrefixStats:
 
 
 class KVCacheManager:
-    """Block tables of all requests over one pool."""
+    """Block tables of all requests over one pool.
 
-    def __init__(self, pool: BlockPool, block_size: int, *, prefix_cache: bool) -> None:
+    With `checkpoints` a prefix is usable only up to a border whose state was saved there.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        *,
+        prefix_cache: bool,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
         self.pool = pool
         self.block_size = block_size
         self.prefix_cache = prefix_cache
+        self.checkpoints = checkpoints
         self.stats = PrefixStats()
+
+    @property
+    def num_checkpoints(self) -> int:
+        """States saved at block borders."""
+        return 0 if self.checkpoints is None else len(self.checkpoints)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens."""
@@ -54,6 +71,8 @@ class KVCacheManager:
         """
         assert not request.block_table
         hits = self._find_prefix(request)
+        if self.checkpoints is not None and self.prefix_cache:
+            self._take_checkpoint(request, self.checkpoints, len(hits))
         self.pool.share(hits)
         request.block_table = hits
         request.num_hashed_blocks = len(hits)
@@ -61,6 +80,20 @@ class KVCacheManager:
         self.stats.queried_tokens += request.num_tokens
         self.stats.hit_tokens += request.num_computed_tokens
         return request.num_computed_tokens
+
+    def _take_checkpoint(self, request: Request, checkpoints: Checkpoints, num_hits: int) -> None:
+        """Hand over the state behind the hits, and name the borders worth a state of their own.
+
+        Those are where the known text ends, and where it leaves a text that is in the blocks: the
+        next request that shares as much can then go on from there.
+        """
+        hashes = request.block_hashes
+        request.resume_state = checkpoints.load(hashes[num_hits - 1]) if num_hits else None
+        known = self._find_blocks(request)
+        num_full = (request.num_tokens - 1) // self.block_size
+        self._hashes(request, num_full)
+        borders = {len(known), num_full} - {0, num_hits}
+        request.checkpoint_tokens = tuple(sorted(n * self.block_size for n in borders))
 
     def allocate_slots(self, request: Request, num_tokens: int) -> bool:
         """Grow the block table until it holds `num_tokens`; False, and no change, without room."""
@@ -78,6 +111,7 @@ class KVCacheManager:
         request.block_table = []
         request.num_hashed_blocks = 0
         request.num_computed_tokens = 0
+        request.resume_state = None
 
     def remember(self, request: Request, num_tokens: int) -> None:
         """Make the full blocks among the first `num_tokens` (written, and known) findable."""
@@ -90,6 +124,14 @@ class KVCacheManager:
         request.num_hashed_blocks = num_full
 
     def _find_prefix(self, request: Request) -> list[int]:
+        """Blocks of the longest known prefix that a request can go on from."""
+        hits = self._find_blocks(request)
+        if self.checkpoints is not None:
+            while hits and request.block_hashes[len(hits) - 1] not in self.checkpoints:
+                hits.pop()
+        return hits
+
+    def _find_blocks(self, request: Request) -> list[int]:
         if not self.prefix_cache or request.params.prompt_logprobs is not None:
             return []
         num_full = (request.num_tokens - 1) // self.block_size

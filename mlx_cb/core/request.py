@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from mlx_cb.core.outputs import FinishReason
 from mlx_cb.sampling_params import SamplingParams
@@ -33,6 +34,8 @@ class Request:
         waiting_for, waits: what it waits for now, and for how many steps it waited for what.
         is_plain_greedy: the next token is the arg max of the model's own logits.
         cache_salt: keeps one user's prefixes apart from another's.
+        resume_state: what recurrent layers remember of the prefix that was found, for the runner.
+        checkpoint_tokens: block borders at which such a state is worth saving, ascending.
     """
 
     request_id: str
@@ -52,6 +55,8 @@ class Request:
     num_in_flight: int = 0
     num_cached_tokens: int = 0
     num_hashed_blocks: int = 0
+    resume_state: Any = None
+    checkpoint_tokens: tuple[int, ...] = ()
     stop_token_ids: frozenset[int] = field(init=False)
     is_plain_greedy: bool = field(init=False)
     finish_reason: FinishReason | None = None

@@ -16,6 +16,7 @@ import psutil
 from mlx_cb import blas
 from mlx_cb.config import EngineConfig
 from mlx_cb.core.block_pool import BlockPool
+from mlx_cb.core.checkpoints import Checkpoints
 from mlx_cb.core.journal import StepRecord
 from mlx_cb.core.kv_cache_manager import KVCacheManager
 from mlx_cb.core.outputs import RequestOutput
@@ -23,6 +24,7 @@ from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
 from mlx_cb.engine.interface import ModelInfo
 from mlx_cb.errors import ContextLengthExceeded, InvalidRequest
+from mlx_cb.model.cache_spec import layer_kinds
 from mlx_cb.model.loader import LoadedModel, load
 from mlx_cb.model.memory_plan import plan_memory
 from mlx_cb.model.probe import probe
@@ -70,15 +72,20 @@ class EngineCore:
             loaded.max_model_len,
         )
         pool = BlockPool(plan.num_blocks)
-        # Recurrent states are not in the blocks: a prefix found there cannot be taken up.
-        prefix_cache = config.cache.prefix_cache and not self.cache_spec.is_recurrent
-        kv_cache = KVCacheManager(pool, block_size, prefix_cache=prefix_cache)
+        checkpoints = Checkpoints(plan.num_checkpoints) if self.cache_spec.is_recurrent else None
+        kv_cache = KVCacheManager(
+            pool,
+            block_size,
+            prefix_cache=config.cache.prefix_cache,
+            checkpoints=checkpoints,
+        )
         limits = replace(config.scheduler, max_num_seqs=plan.max_num_seqs)
         self.scheduler = Scheduler(limits, kv_cache, clock=clock)
         settings = RunnerSettings(block_size, pool.capacity, config.attention)
         self.runner = ModelRunner(loaded, self.cache_spec, settings=settings)
         pipelined = config.scheduler.pipelined
         self._pipelined = self.runner.runs_beside_host if pipelined is None else pipelined
+        self.runner.forward.states.checkpoints = checkpoints
         self.max_request_tokens = min(loaded.max_model_len, pool.capacity * block_size)
 
     @classmethod
@@ -293,6 +300,10 @@ class EngineCore:
                 "weights": self.loaded.weights_bytes,
                 "kv": storage.nbytes,
                 "kv_used": pool.num_used * storage.bytes_per_block,
+                "kinds": [asdict(kind) for kind in layer_kinds(self.cache_spec)],
+                "states": self.runner.forward.states.nbytes,
+                "state_per_request": self.cache_spec.state_bytes,
+                "checkpoints": scheduler.kv_cache.num_checkpoints * self.cache_spec.state_bytes,
                 **self.runner.memory_usage(),
             },
             "prefix_cache": {

@@ -6,7 +6,6 @@ name, before anything is served.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -128,10 +127,23 @@ def _layer_spec(cache: Any, architecture: str) -> KVLayerSpec:
     )
 
 
-def describe(layers: Sequence[KVLayerSpec]) -> str:
-    """One line about the kinds of layers, for people: `4 full, 4 windows of 512`."""
-    counts: dict[str, int] = {}
-    for layer in layers:
-        kind = "full" if layer.window is None else f"windows of {layer.window}"
-        counts[kind] = counts.get(kind, 0) + 1
-    return ", ".join(f"{count} {kind}" for kind, count in counts.items())
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """Layers that keep the same thing, for `/status`. `window` in tokens, None sees everything."""
+
+    kind: str
+    window: int | None
+    num_layers: int
+    bytes_per_token: int
+
+
+def layer_kinds(spec: CacheSpec) -> list[LayerKind]:
+    """What the attention layers keep, grouped; latents are keys and values of unequal width."""
+    grouped: dict[tuple[str, int | None], list[int]] = {}
+    for layer in spec.layers:
+        is_latent = layer.num_kv_heads == 1 and layer.key_dim != layer.value_dim
+        kind = "latent" if is_latent else "keys and values"
+        grouped.setdefault((kind, layer.window), []).append(layer.bytes_per_token)
+    return [
+        LayerKind(kind, window, len(sizes), sum(sizes)) for (kind, window), sizes in grouped.items()
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,21 @@ from mlx.utils import tree_flatten, tree_map
 
 from mlx_cb.config import ModelConfig
 from mlx_cb.errors import ModelNotFound, OutOfMemory, UnsupportedModel
+from mlx_cb.model.adapter import apply_adapter
+from mlx_cb.model.checkpoint import eos_token_ids, generation_defaults, max_model_len
 from mlx_cb.model.resolve import resolve
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 MAX_MEMORY_SHARE = 0.7  # of what is available, for the weights
-DEFAULT_MAX_MODEL_LEN = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model ready to run and what its files say about it.
 
-    `quantization` describes the weights as they are computed with, None for plain ones.
+    Attributes:
+        quantization: describes the weights as they are computed with, None for plain ones.
+        generation_defaults: sampling parameters for clients that name none.
     """
 
     model: nn.Module
@@ -38,6 +41,7 @@ class LoadedModel:
     weights_bytes: int
     max_model_len: int
     eos_token_ids: frozenset[int]
+    generation_defaults: dict[str, float] = field(default_factory=dict)
 
 
 def load(config: ModelConfig) -> LoadedModel:
@@ -54,7 +58,14 @@ def load(config: ModelConfig) -> LoadedModel:
         _check_memory(path, parameters, dtype)
         if dtype is not None:
             _expand(model, dtype)
+        if config.adapter is not None:
+            apply_adapter(model, Path(config.adapter).expanduser())
         mx.eval(model.parameters())
+    except SystemExit as error:  # a model file that wants a package which is not installed
+        raise UnsupportedModel(
+            f"{path}: mlx-lm's file for this family needs a package that is not installed. "
+            "Hint: its name is in the line above."
+        ) from error
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         raise _load_error(path, error) from error
     text_config = {**model_config, **(model_config.get("text_config") or {})}
@@ -67,8 +78,9 @@ def load(config: ModelConfig) -> LoadedModel:
         quantization=_describe_quantization(model),
         num_parameters=parameters,
         weights_bytes=sum(array.nbytes for array in _arrays(model)),
-        max_model_len=_max_model_len(config, text_config),
-        eos_token_ids=_eos_token_ids(path, model_config),
+        max_model_len=max_model_len(text_config, config.max_model_len),
+        eos_token_ids=eos_token_ids(path, model_config),
+        generation_defaults=generation_defaults(path),
     )
 
 
@@ -180,21 +192,3 @@ def _describe_quantization(model: nn.Module) -> str | None:
         if isinstance(module, (nn.QuantizedLinear, nn.QuantizedEmbedding))
     }
     return ", ".join(sorted(kinds)) or None
-
-
-def _max_model_len(config: ModelConfig, text_config: dict[str, Any]) -> int:
-    limit = text_config.get("max_position_embeddings") or DEFAULT_MAX_MODEL_LEN
-    return min(limit, config.max_model_len or limit)
-
-
-def _eos_token_ids(path: Path, config: dict[str, Any]) -> frozenset[int]:
-    """Ids that end the model's turn, from every file that may name one."""
-    found: set[int] = set()
-    generation = path / "generation_config.json"
-    sources = [config, config.get("text_config") or {}]
-    if generation.is_file():
-        sources.append(json.loads(generation.read_text()))
-    for source in sources:
-        value = source.get("eos_token_id")
-        found.update([value] if isinstance(value, int) else value or [])
-    return frozenset(found)

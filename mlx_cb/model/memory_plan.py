@@ -11,6 +11,8 @@ from mlx_cb.model.cache_spec import CacheSpec
 STATE_COPIES = 2
 #: Most of the memory that states may take before fewer requests run at once.
 MAX_STATE_SHARE = 0.5
+#: Share of the memory that saved states may take.
+CHECKPOINT_SHARE = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +22,13 @@ class MemoryPlan:
     Attributes:
         num_blocks: blocks of the pool.
         max_num_seqs: requests running at once.
-        state_bytes: most that all recurrent states take.
+        num_checkpoints: recurrent states kept at block borders for later requests.
+        state_bytes: most that all recurrent states take, checkpoints included.
     """
 
     num_blocks: int
     max_num_seqs: int
+    num_checkpoints: int
     state_bytes: int
 
 
@@ -38,7 +42,8 @@ def plan_memory(
     per_request = STATE_COPIES * spec.state_bytes
     if per_request:
         max_num_seqs = min(max_num_seqs, int(memory * MAX_STATE_SHARE) // per_request)
-    state_bytes = per_request * max_num_seqs
+    num_checkpoints = int(memory * CHECKPOINT_SHARE) // spec.state_bytes if per_request else 0
+    state_bytes = per_request * max_num_seqs + spec.state_bytes * num_checkpoints
     per_block = spec.bytes_per_token * block_size
     if per_block:
         num_blocks = (memory - state_bytes) // per_block
@@ -50,4 +55,4 @@ def plan_memory(
             f"{max_num_seqs} recurrent states; one request needs two blocks"
             f"{' and a state' if per_request else ''}. Hint: raise --kv-memory."
         )
-    return MemoryPlan(int(num_blocks), max_num_seqs, state_bytes)
+    return MemoryPlan(int(num_blocks), max_num_seqs, num_checkpoints, state_bytes)

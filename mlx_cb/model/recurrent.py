@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
+from mlx_cb.core.checkpoints import Checkpoints
 from mlx_cb.core.request import Request, RequestStatus
 from mlx_cb.errors import UnsupportedModel
 
@@ -42,10 +43,14 @@ class _Row:
 
 
 class RecurrentStates:
-    """States of all requests that have begun. `sizes` is the number of arrays per layer."""
+    """States of all requests that have begun. `sizes` is the number of arrays per layer.
+
+    A checkpoint is a request's row at a block border: values do not change, so it is only kept.
+    """
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = list(sizes)
+        self.checkpoints: Checkpoints | None = None
         self._rows: dict[str, _Row] = {}
 
     def fresh(self) -> list[Any]:
@@ -68,10 +73,15 @@ class RecurrentStates:
         return caches
 
     def _row(self, request: Request, num_tokens: int) -> _Row:
-        row = self._rows.get(request.request_id)
-        if row is None or row.num_tokens != num_tokens:
-            raise KeyError(f"no state of {request.request_id} after {num_tokens} tokens")
-        return row
+        for row in (self._rows.get(request.request_id), request.resume_state):
+            if row is not None and row.num_tokens == num_tokens:
+                return row
+        raise KeyError(f"no state of {request.request_id} after {num_tokens} tokens")
+
+    def save_checkpoint(self, request: Request, content_hash: bytes) -> None:
+        """Let later requests with the same text go on from where this one is now."""
+        if self.checkpoints is not None:
+            self.checkpoints.save(content_hash, self._rows[request.request_id])
 
     def shapes(self, request: Request) -> tuple[Any, ...]:
         """What has to be equal for requests to be stacked."""
@@ -120,8 +130,10 @@ class RecurrentStates:
         return sum(array.nbytes for array in self.arrays())
 
     def clear(self) -> None:
-        """Forget all states."""
+        """Forget all states, checkpoints too."""
         self._rows.clear()
+        if self.checkpoints is not None:
+            self.checkpoints.clear()
 
 
 def _stacked(rows: list[_Row], layer: int, entry: int) -> mx.array | None:

@@ -19,13 +19,16 @@ EMBEDDING_SCALE = 0.5
 NOISE = 0.1
 
 
-def build(family: str, seed: int = 0) -> nn.Module:
-    """A float32 model whose next token depends on what it attended to."""
+def build(family: str, settings: dict[str, Any] | None = None, seed: int = 0) -> nn.Module:
+    """A float32 model whose next token depends on what it attended to.
+
+    `settings` stand for the family's tiny configuration when given.
+    """
     mx.random.seed(seed)
     # Only asked for by the olmo file, to see whether it is there; nothing in it is used.
     sys.modules.setdefault("hf_olmo", ModuleType("hf_olmo"))
     module = importlib.import_module(f"mlx_lm.models.{family}")
-    model: Any = module.Model(module.ModelArgs.from_dict(config(family)))
+    model: Any = module.Model(module.ModelArgs.from_dict(settings or config(family)))
     _replace_metal_only(model)
     # Matrices larger than their default, so that what was attended to decides the next token;
     # noise on everything, because biases, sinks and gates start at zero and would test nothing.

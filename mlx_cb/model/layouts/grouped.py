@@ -79,16 +79,34 @@ class GroupedForward(Forward):
         metadata = batch.attention
         decodes, chunks = self._entries(batch)
         for first, last in [*decodes, *chunks]:
-            is_chunk = (first, last) in chunks
             start, stop = (int(metadata.query_start_loc[entry]) for entry in (first, last))
-            token_ids = batch.token_ids[start:stop]
-            yield _Part(
+            part = _Part(
                 metadata.part(first, last),
-                token_ids.reshape(1, -1) if is_chunk else token_ids,
+                batch.token_ids[start:stop],
                 [request for request in batch.entries[first:last] if request is not None],
-                is_chunk,
+                (first, last) in chunks,
                 [p for p, row in enumerate(metadata.logit_rows) if start <= row < stop],
             )
+            yield from self._cut_at_checkpoints(part) if part.is_chunk else [part]
+
+    def _cut_at_checkpoints(self, part: _Part) -> Iterator[_Part]:
+        """A chunk, cut behind every token at which a state is to be saved."""
+        (request,), (end,) = part.requests, part.metadata.seq_lens.tolist()
+        count = part.token_ids.shape[0]
+        saved = request.checkpoint_tokens if self._has_states else ()
+        borders = [tokens - (end - count) for tokens in saved if end - count < tokens < end]
+        places = iter(part.places)
+        row = 0
+        for metadata in part.metadata.cut(borders):
+            stop = row + int(metadata.query_start_loc[1])
+            yield _Part(
+                metadata,
+                part.token_ids[row:stop].reshape(1, -1),
+                part.requests,
+                True,
+                [next(places) for _ in metadata.logit_rows],
+            )
+            row = stop
 
     def _entries(self, batch: ForwardBatch) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """(first, last) of every group of decodes, and of every chunk. Padding is left out."""
@@ -126,6 +144,11 @@ class GroupedForward(Forward):
         )
         if self._has_states:
             self.states.save(part.requests, ends, states)
+            if part.is_chunk and ends[0] in part.requests[0].checkpoint_tokens:
+                border = ends[0] // self._storage.block_size
+                self.states.save_checkpoint(
+                    part.requests[0], part.requests[0].block_hashes[border - 1]
+                )
         return logits
 
     def _load_states(self, part: _Part, starts: list[int]) -> list[ArraysCache]:

@@ -1,0 +1,203 @@
+"""Recurrent states: prefix hits, checkpoints and random runs of a hybrid stay exact."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.nn as nn
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlx_cb.core.checkpoints import Checkpoints
+from mlx_cb.core.outputs import FinishReason
+from mlx_cb.engine.core import EngineCore
+from mlx_cb.model.cache_spec import Layout
+from tests import tiny
+from tests.families.build import build
+from tests.families.scenario import BLOCK_SIZE, engine
+
+HYBRID = "qwen3_5"
+
+
+@functools.cache
+def model(family: str = HYBRID) -> nn.Module:
+    return build(family)
+
+
+@functools.cache
+def solo(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+    return tiny.solo(model(), list(prompt), max_tokens)
+
+
+@pytest.mark.parametrize("family", [HYBRID, "mamba2", "falcon_h1", "longcat_flash_ngram"])
+def test_a_conversation_goes_on_from_its_last_turn(family: str) -> None:
+    core = engine(model(family), family, num_blocks=64, max_num_batched_tokens=13)
+    prompt = list(range(40))
+    collected = tiny.Collected()
+    for turn in range(3):
+        known = len(prompt)
+        core.add(f"t{turn}", prompt, tiny.greedy(6))
+        tiny.run(core, collected)
+        got = collected.token_ids[f"t{turn}"]
+        tiny.same_tokens(model(family), prompt, got, tiny.solo(model(family), prompt, 6))
+        cached = collected.outputs[f"t{turn}"][-1].num_cached_tokens
+        before = 0 if turn == 0 else (known - 9 - 1) // BLOCK_SIZE * BLOCK_SIZE
+        assert cached == before
+        prompt = [*prompt, *got, 1, 2, turn]
+
+
+def test_a_shared_beginning_is_saved_where_texts_part() -> None:
+    core = engine(model(), HYBRID, num_blocks=64)
+    shared = list(range(100, 133))
+    collected = tiny.Collected()
+    for name in "abc":
+        prompt = [*shared, *([ord(name)] * 20)]
+        core.add(name, prompt, tiny.greedy(5))
+        tiny.run(core, collected)
+        tiny.same_tokens(model(), prompt, collected.token_ids[name], solo(tuple(prompt), 5))
+    cached = [collected.outputs[name][-1].num_cached_tokens for name in "abc"]
+    assert cached == [0, 0, 32]
+
+
+def test_states_of_the_finished_are_dropped() -> None:
+    core = engine(model(), HYBRID, num_blocks=64)
+    for name in "ab":
+        core.add(name, [1, 2, 3], tiny.greedy(4))
+    core.step()
+    states = core.runner.forward.states
+    assert states.nbytes == 2 * core.cache_spec.state_bytes
+    tiny.run(core)
+    states.sweep()
+    assert states.nbytes == 0
+
+
+def memory_of(core: EngineCore, folder: Path) -> dict[str, Any]:
+    """`memory` of `/status`; the model's folder is looked at for its age."""
+    (folder / "config.json").touch()
+    core.loaded = replace(core.loaded, path=folder)
+    return core.status()["memory"]
+
+
+def test_memory_is_accounted_per_kind_of_layer(tmp_path: Path) -> None:
+    core = engine(model(), HYBRID, num_blocks=64)
+    core.add("a", list(range(40)), tiny.greedy(4))
+    core.step()
+    memory = memory_of(core, tmp_path)
+    per_token = 2 * 2 * 2 * 16 * 4  # attention layers, KV heads, keys and values, width, float32
+    assert memory["kinds"] == [
+        {
+            "kind": "keys and values",
+            "window": None,
+            "num_layers": 2,
+            "bytes_per_token": per_token,
+        }
+    ]
+    arrays = core.runner.storage.arrays()
+    assert memory["kv"] == sum(array.nbytes for array in arrays)
+    assert memory["states"] == memory["state_per_request"] == core.cache_spec.state_bytes
+    assert memory["checkpoints"] == core.cache_spec.state_bytes
+    windows = memory_of(engine(build("gemma3_text"), "gemma3_text", num_blocks=64), tmp_path)
+    assert [(kind["window"], kind["num_layers"]) for kind in windows["kinds"]] == [
+        (16, 2),
+        (None, 2),
+    ]
+    latent = memory_of(engine(build("deepseek_v3"), "deepseek_v3", num_blocks=64), tmp_path)
+    assert [kind["kind"] for kind in latent["kinds"]] == ["latent"]
+
+
+def test_a_failed_step_takes_its_checkpoints_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = engine(model(), HYBRID, num_blocks=64)
+    prompt = list(range(40))
+    core.add("first", prompt, tiny.greedy(3))
+    tiny.run(core)
+    forward = core.runner.forward
+    run = forward.run
+
+    def fail(batch: Any) -> Any:
+        monkeypatch.setattr(forward, "run", run)
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(forward, "run", fail)
+    core.add("broken", [7] * 20, tiny.greedy(3))
+    collected = tiny.run(core)
+    collected.take(core.step())  # what a failed launch has left to say
+    assert collected.finish_reasons["broken"] is FinishReason.ERROR
+    core.add("again", prompt, tiny.greedy(3))
+    tiny.run(core, collected)
+    assert collected.outputs["again"][-1].num_cached_tokens == 0
+    tiny.same_tokens(model(), prompt, collected.token_ids["again"], solo(tuple(prompt), 3))
+
+
+def test_the_least_recently_used_checkpoint_goes() -> None:
+    checkpoints = Checkpoints(2)
+    checkpoints.save(b"a", 1)
+    checkpoints.save(b"b", 2)
+    assert checkpoints.load(b"a") == 1
+    checkpoints.save(b"c", 3)
+    assert [name in checkpoints for name in (b"a", b"b", b"c")] == [True, False, True]
+    nothing = Checkpoints(0)
+    nothing.save(b"a", 1)
+    assert len(nothing) == 0
+
+
+PREFIXES = st.sampled_from([(), tuple(range(20)), tuple(range(40))])
+ENDS = st.lists(st.integers(0, 210), min_size=1, max_size=20).map(tuple)
+PROMPTS = st.tuples(PREFIXES, ENDS).map(lambda pair: pair[0] + pair[1])
+
+
+@given(
+    arrivals=st.lists(
+        st.tuples(st.integers(0, 8), PROMPTS, st.integers(1, 12)), min_size=1, max_size=6
+    ),
+    aborts=st.lists(st.tuples(st.integers(1, 15), st.integers(0, 5)), max_size=2),
+    budget=st.one_of(st.integers(1, 8), st.integers(9, 80)),
+    spare_blocks=st.integers(0, 8),
+    num_checkpoints=st.integers(0, 4),
+    max_num_seqs=st.integers(1, 5),
+    pipelined=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_random_runs_of_a_hybrid_equal_solo_runs(
+    arrivals: list[tuple[int, tuple[int, ...], int]],
+    aborts: list[tuple[int, int]],
+    budget: int,
+    spare_blocks: int,
+    num_checkpoints: int,
+    max_num_seqs: int,
+    pipelined: bool,
+) -> None:
+    longest = max(len(prompt) + output for _, prompt, output in arrivals)
+    core = engine(
+        model(),
+        HYBRID,
+        num_blocks=max(2, -(-longest // BLOCK_SIZE)) + spare_blocks,
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_num_seqs,
+        pipelined=pipelined,
+    )
+    assert core.cache_spec.layout is Layout.GROUPED
+    assert core.scheduler.kv_cache.checkpoints is not None
+    core.scheduler.kv_cache.checkpoints.capacity = num_checkpoints
+    collected = tiny.Collected()
+    for tick in range(3000):
+        for index, (when, prompt, output) in enumerate(arrivals):
+            if when == tick:
+                core.add(f"r{index}", prompt, tiny.greedy(output))
+        for when, index in aborts:
+            if when == tick:
+                core.abort(f"r{index}")
+        if tick > 20 and not core.has_work:
+            break
+        collected.take(core.step())
+        core.scheduler.check_integrity()
+    assert core.counters.failed_steps == 0
+    for index, (_, prompt, output) in enumerate(arrivals):
+        got = collected.token_ids.get(f"r{index}", [])
+        wanted = solo(prompt, output)
+        if collected.finish_reasons[f"r{index}"] is FinishReason.ABORT:
+            wanted = wanted[: len(got)]
+        tiny.same_tokens(model(), list(prompt), got, wanted)
