@@ -79,7 +79,14 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """All that the HTTP front needs to start."""
+    """All that the HTTP front needs to start.
+
+    Attributes:
+        keys_file: who has a key; None for a server of this machine alone, without keys.
+        usage_file: SQLite file of what each user took; None keeps it in memory only.
+        allowed_hosts: further `Host` names that are ours.
+        allowed_origins: web pages elsewhere that may use the server, like `https://a.example`.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -87,6 +94,9 @@ class ServerConfig:
     aliases: tuple[tuple[str, str], ...] = ()
     strict_model: bool = False
     keys_file: Path | None = None
+    usage_file: Path | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     log_format: str = "text"
     log_prompts: bool = False
     max_body_bytes: int = 32 * 2**20

@@ -16,6 +16,7 @@ from mlx_cb.errors import MlxCbError
 
 COMMANDS = {
     "bench": "Measure a server, compare it with a peer, check goals.",
+    "keys": "Give people keys, list them, take them away.",
     "launch": "Print the configuration that points a client at a running server.",
     "selftest": "Prove the Metal kernels on this machine.",
     "serve": "Serve a model over HTTP to many clients at once.",

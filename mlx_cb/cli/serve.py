@@ -17,7 +17,15 @@ from typing import Any
 
 import click
 
-from mlx_cb.cli.options import Alias, ConfiguredCommand, CountOrAuto, Ports, Size, setting
+from mlx_cb.cli.options import (
+    Alias,
+    ConfiguredCommand,
+    CountOrAuto,
+    Ports,
+    Size,
+    config_path,
+    setting,
+)
 from mlx_cb.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from mlx_cb.errors import MlxCbError
 
@@ -60,9 +68,35 @@ _DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
 @setting("--no-prefix-cache", is_flag=True, help="Do not share blocks of equal prefixes.")
 @setting("--log-format", default="text", type=click.Choice(["text", "json"]), help="Log lines.")
 @setting("--log-prompts", is_flag=True, help="Write prompts and answers to the log.")
+@setting("--keys", type=click.Path(path_type=Path, dir_okay=False), help="File of who has a key.")
+@setting("--allow-host", multiple=True, help="Further Host name that is this server's.")
+@setting("--allow-origin", multiple=True, help="Web site whose pages may use this server.")
 def command(**given: Any) -> int:
     """Serve MODEL over HTTP: a hub id, a folder, a .gguf file, demo, or scripted:FILE."""
-    return run(build_config(given), given["also_port"])
+    config = build_config(given)
+    if (refusal := why_not_open(config, is_named=given["keys"] is not None)) is not None:
+        raise click.UsageError(refusal)
+    return run(config, given["also_port"])
+
+
+def why_not_open(config: ServerConfig, *, is_named: bool) -> str | None:
+    """Why this server must not start with the keys it has; None when it may.
+
+    `is_named`: the keys file was asked for, so that an empty one is a mistake. Raises KeysError.
+    """
+    from mlx_cb.server.auth import is_loopback
+    from mlx_cb.server.keys import read
+
+    assert config.keys_file is not None
+    has_keys = any(not record.is_expired(time.time()) for record in read(config.keys_file))
+    if has_keys or (is_loopback(config.host) and not is_named):
+        return None
+    reason = "" if is_loopback(config.host) else f"--host {config.host} lets the network in, and "
+    where = f" --keys {config.keys_file}" if is_named else ""
+    return (
+        f"{reason}{config.keys_file} has no key that holds; "
+        f"make one first: mlx-cb keys add NAME{where}"
+    )
 
 
 def build_config(given: dict[str, Any]) -> ServerConfig:
@@ -90,10 +124,15 @@ def build_config(given: dict[str, Any]) -> ServerConfig:
         ),
         attention=given["attention"],
     )
+    folder = config_path().parent
     names = ("host", "port", "strict_model", "log_format", "log_prompts")
     return ServerConfig(
         served_model_name=given["served_model_name"] or _shown_name(given["model"]),
         aliases=tuple(given["alias"]),
+        keys_file=given["keys"] or folder / "keys.json",
+        usage_file=folder / "usage.sqlite",
+        allowed_hosts=tuple(given["allow_host"]),
+        allowed_origins=tuple(given["allow_origin"]),
         engine=engine,
         **{name: given[name] for name in names},
     )

@@ -51,7 +51,7 @@ class AccessLog:
     def _write(self, scope: Scope, status: int, seconds: float) -> None:
         line: dict[str, Any] = {
             "request_id": scope["state"]["request_id"],
-            "user": scope["state"].get("user", "local"),
+            "user": scope["state"].get("user", "-"),
             "client": (scope.get("client") or ("-",))[0],
             "method": scope["method"],
             "path": scope.get("raw_path", b"").decode("latin-1"),

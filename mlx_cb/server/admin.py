@@ -1,4 +1,7 @@
-"""What operators and probes read: `/health`, `/status`, the step journal, `/metrics`."""
+"""What operators and probes read: `/health`, `/status`, the step journal, `/metrics`.
+
+An admin sees everything, a user what `views` leaves of it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from mlx_cb.server.front import Front
+from mlx_cb.server.users import User
+from mlx_cb.server.views import status_for, steps_for, story_for
 
 MOST_STEPS = 4096
 
@@ -29,7 +34,10 @@ def routes(front: Front) -> list[BaseRoute]:
         return _json({"status": status}, 503, {"retry-after": "1"})
 
     async def status(request: Request) -> Response:
-        engine = await front.engine.status()
+        user: User = request.state.account
+        engine = status_for(user, await front.engine.status())
+        if not user.is_admin:
+            return _json({"model": front.served_name, **engine})
         answers = {"open": len(front.open_answers), "closing": front.is_closing}
         return _json({"model": front.served_name, "answers": answers, **engine})
 
@@ -37,13 +45,16 @@ def routes(front: Front) -> list[BaseRoute]:
         wanted = request.query_params.get("last", "100")
         if not wanted.isdecimal() or not 1 <= int(wanted) <= MOST_STEPS:
             return _error(f"last must be a number from 1 to {MOST_STEPS}", 400, "last")
-        return _json({"steps": await front.engine.steps(int(wanted))})
+        found = await front.engine.steps(int(wanted))
+        return _json({"steps": steps_for(request.state.account, front.owners, found)})
 
     async def one_request(request: Request) -> Response:
         known = await front.engine.explain(request.path_params["request_id"])
-        if known is None:
+        # Another's request is answered as one that never was.
+        shown = None if known is None else story_for(request.state.account, known)
+        if shown is None:
             return _error("no request of this id is known, or it was forgotten", 404, None)
-        return _json(known)
+        return _json(shown)
 
     async def metrics(request: Request) -> Response:
         engine = await front.engine.status()

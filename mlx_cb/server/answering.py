@@ -30,6 +30,7 @@ from mlx_cb.server.streaming import (
     send_whole,
     start_stream,
 )
+from mlx_cb.server.users import User
 
 _log = logging.getLogger("mlx_cb.server")
 
@@ -98,18 +99,19 @@ class Endpoint:
     async def _answer(
         self, given: GenerateInput, request_id: str, scope: Scope, send: Send
     ) -> None:
-        user = scope["state"].get("user", "local")
+        user: User = scope["state"]["account"]
         generation: Generation | None = None
         try:
-            generation = await self._front.prepare(given, request_id, user)
+            generation = await self._front.prepare(given, request_id, user.name)
             scope["state"]["generation"] = generation
-            await generation.start()
-            answering = Answering(self._front, given, generation, request_id)
-            if given.stream:
-                await self._stream(answering, send)
-            else:
-                body = await self._dialect.whole(answering)
-                await send_whole(send, Whole(body))
+            async with self._front.accounts.place_for(user, generation):
+                await generation.start()
+                answering = Answering(self._front, given, generation, request_id)
+                if given.stream:
+                    await self._stream(answering, send)
+                else:
+                    body = await self._dialect.whole(answering)
+                    await send_whole(send, Whole(body))
         except MlxCbError as error:
             await self._refuse(send, error, request_id)
         except asyncio.CancelledError:

@@ -9,21 +9,26 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from mlx_cb.errors import MlxCbError
-from mlx_cb.server import admin, dialects, openapi
+from mlx_cb.server import admin, dialects, openapi, usage_routes
+from mlx_cb.server.access import KeyCheck
 from mlx_cb.server.access_log import AccessLog
-from mlx_cb.server.auth import Guard
+from mlx_cb.server.auth import Guard, is_loopback
 from mlx_cb.server.dialects.openai_wire import error_object
 from mlx_cb.server.front import Front
+from mlx_cb.server.keys import Keys
 
 
 def create_app(front: Front) -> ASGIApp:
     """The ASGI application of one server."""
-    routes = [*dialects.routes(front), *admin.routes(front)]
+    routes = [*dialects.routes(front), *admin.routes(front), *usage_routes.routes(front)]
     app = Starlette(
         routes=[*routes, *openapi.routes(routes)],
         exception_handlers={HTTPException: _router_error, MlxCbError: _own_error},
     )
-    return AccessLog(Guard(app, front.config.host), front.config.log_format)
+    config = front.config
+    keys = Keys(config.keys_file) if config.keys_file is not None else None
+    checked = KeyCheck(app, keys, always=not is_loopback(config.host))
+    return AccessLog(Guard(checked, config), config.log_format)
 
 
 async def _router_error(request: Request, error: Exception) -> Response:

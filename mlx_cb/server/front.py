@@ -15,12 +15,15 @@ from mlx_cb.config import ServerConfig
 from mlx_cb.engine.interface import Engine, ModelInfo
 from mlx_cb.errors import ContextLengthExceeded, EngineDead, InvalidRequest, ModelNotFound
 from mlx_cb.sampling_params import SamplingParams
+from mlx_cb.server.accounts import Accounts
 from mlx_cb.server.generate_input import GenerateInput, PromptInput
 from mlx_cb.server.generation import Choice, Generation
 from mlx_cb.server.metrics import Metrics
 from mlx_cb.server.structured import beside_calls, forced_call_grammar, with_grammar
 from mlx_cb.server.tool_choice import ToolChoice
 from mlx_cb.server.transcript import Transcript
+from mlx_cb.server.usage import Usage
+from mlx_cb.server.views import Owners
 from mlx_cb.text.chat_template import ChatInput, Prompt
 from mlx_cb.text.model_text import ModelText
 from mlx_cb.text.output_parser import OutputParser, ParserOptions
@@ -50,6 +53,9 @@ class Front:
         self.engine = engine
         self.config = config
         self.metrics = Metrics()
+        usage = Usage(config.usage_file)
+        self.accounts = Accounts(usage, config.engine.scheduler.max_queue_wait_s)
+        self.owners = Owners()
         self.open_answers: set[asyncio.Task[None]] = set()
         self.is_closing = False
         self._text: ModelText | None = None
@@ -60,6 +66,11 @@ class Front:
         folder = Path(self.engine.model_info.path)
         loop = asyncio.get_running_loop()
         self._text = await loop.run_in_executor(self._encoders, ModelText.load, folder)
+
+    def close(self) -> None:
+        """Write down what is left to write; nothing may be served afterwards."""
+        self.accounts.usage.close()
+        self._encoders.shutdown()
 
     @property
     def is_ready(self) -> bool:
@@ -116,6 +127,7 @@ class Front:
             for number, prompt in enumerate(prompts)
             for k in range(given.n)
         ]
+        self.owners.note((choice.request_id for choice in choices), user)
         return Generation(self.engine, self.metrics, choices, user)
 
     async def encode(self, prompt: PromptInput) -> Prompt:

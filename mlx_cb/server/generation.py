@@ -61,6 +61,7 @@ class Generation:
     user: str
     arrived: float = field(default_factory=time.monotonic)
     first_token_s: float | None = None
+    was_started: bool = False
     _pumps: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self) -> None:
@@ -74,10 +75,15 @@ class Generation:
                 choice.request_id, choice.prompt_ids, choice.params, user=self.user
             )
             choice.first = asyncio.ensure_future(anext(choice.outputs))
+        self.was_started = True
         firsts = [choice.first for choice in self.choices if choice.first is not None]
         done, _ = await asyncio.wait(firsts, timeout=ACCEPT_S)
-        for first in done:
-            _check(first.result())
+        try:
+            for first in done:
+                _check(first.result())
+        except MlxCbError:
+            self.was_started = False
+            raise
 
     async def events(self) -> AsyncIterator[tuple[Choice, list[OutputEvent]]]:
         """All choices' events as they come. Raises MlxCbError when the engine fails."""

@@ -18,7 +18,8 @@ from starlette.routing import BaseRoute, Route
 _SCHEMAS = "#/components/schemas/{name}"
 _FAILURES = {
     "400": "A field is wrong; the error names it.",
-    "403": "The Host is not this machine.",
+    "401": "No key, or a wrong one, where one is needed.",
+    "403": "The Host is not this machine, the page is another site's, or the key lacks the right.",
     "404": "No such model or id.",
     "413": "The body is too large.",
     "415": "The body is compressed in a way that is not read here.",

@@ -72,7 +72,10 @@ class Serving:
 
     async def run(self, listeners: list[socket.socket]) -> None:
         """Serve until `stop`."""
-        await self._server.serve(sockets=listeners)
+        try:
+            await self._server.serve(sockets=listeners)
+        finally:
+            self._front.close()
 
     async def stop(self, drain_s: float = DRAIN_S) -> None:
         """Take no new requests, let open answers end for `drain_s`, then end them."""

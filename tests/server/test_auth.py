@@ -35,9 +35,47 @@ def test_c070_foreign_names_are_refused_on_loopback(serve: Serve, host: str, sta
     assert bool(server.engine.played) == (status == 200)
 
 
-def test_c070_a_server_for_the_network_takes_every_name(serve: Serve) -> None:
+def test_c070_a_server_for_the_network_takes_every_name_but_wants_a_key(serve: Serve) -> None:
     server = serve({"text": "a"}, host="0.0.0.0")
-    assert server.get("/v1/models", headers={"host": "mac.example"}).status_code == 200
+    for path, status in (("/health", 200), ("/v1/models", 401)):
+        assert server.get(path, headers={"host": "mac.example"}).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("bound", "host", "status"),
+    [
+        ("127.0.0.1", "mac.example", 200), ("127.0.0.1", "evil.example", 403),
+        ("127.0.0.1", "192.0.2.7", 403), ("0.0.0.0", "mac.example:1", 200),
+        ("0.0.0.0", "192.0.2.7:1", 200), ("0.0.0.0", "evil.example", 403),
+        ("0.0.0.0", "mac.local", 200),
+    ],
+)  # fmt: skip
+def test_c070_names_that_the_operator_allows(
+    serve: Serve, bound: str, host: str, status: int
+) -> None:
+    server = serve({"text": "a"}, host=bound, allowed_hosts=("mac.example",))
+    assert server.get("/health", headers={"host": host}).status_code == status
+
+
+def test_a_configured_site_may_read_and_no_other(serve: Serve) -> None:
+    server = serve({"text": "a"}, allowed_origins=("https://a.example",))
+    for origin, is_allowed in (("https://a.example", True), ("https://b.example", False)):
+        answer = server.get("/v1/models", headers={"origin": origin})
+        assert ("access-control-allow-origin" in answer.headers) == is_allowed
+
+
+@pytest.mark.parametrize("origin", [*FOREIGN, "https://127.0.0.1.evil.example"])
+@pytest.mark.parametrize("path", [CHAT, "/api/chat", "/v1/messages"])
+def test_another_sites_post_is_refused_before_any_work(
+    serve: Serve, origin: str, path: str
+) -> None:
+    server = serve({"text": "a"})
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 5}'
+    headers = {"origin": origin, "content-type": "text/plain"}  # needs no preflight
+    assert server.post(path, content=body, headers=headers).status_code == 403
+    assert not server.engine.played
+    headers["origin"] = server.url
+    assert server.post(path, content=body, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("origin", LOCAL)

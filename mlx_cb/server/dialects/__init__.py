@@ -7,21 +7,32 @@ from __future__ import annotations
 
 from starlette.routing import BaseRoute, Route
 
+from mlx_cb.errors import MlxCbError
 from mlx_cb.server.dialects import (
     anthropic_messages,
     llamacpp,
     models,
     ollama,
     ollama_models,
+    ollama_wire,
     openai_chat,
     openai_completions,
     openai_responses,
+    openai_wire,
     probes,
 )
 from mlx_cb.server.front import Front
+from mlx_cb.server.streaming import Whole
 
 _GENERATING = (openai_chat, openai_completions, openai_responses, anthropic_messages, ollama)
 _LISTING = (models, ollama_models, llamacpp, probes)
+# Whose words an error has before its route is known; the first match counts.
+_ERRORS = (
+    ("/v1/messages", anthropic_messages.error_answer),
+    ("/api/v0/", openai_wire.error_answer),
+    ("/api/", ollama_wire.error_answer),
+    ("", openai_wire.error_answer),
+)
 
 
 def routes(front: Front) -> list[BaseRoute]:
@@ -33,3 +44,9 @@ def routes(front: Front) -> list[BaseRoute]:
     for dialect in _LISTING:
         found += dialect.routes(front)
     return found
+
+
+def error_answer(path: str, error: MlxCbError, request_id: str) -> Whole:
+    """An error in the words of the dialect that this path belongs to."""
+    own = next(answer for start, answer in _ERRORS if path.startswith(start))
+    return own(error, request_id)

@@ -1,0 +1,147 @@
+"""What each user took, by day: a SQLite file in WAL mode, written by one thread.
+
+Days are the machine's own (local time). Nothing is lost when the process is killed, except what
+was not yet written. Knows nothing about keys, limits or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from mlx_cb.errors import MlxCbError
+
+_log = logging.getLogger("mlx_cb.server")
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS usage (
+    day TEXT NOT NULL, user TEXT NOT NULL,
+    requests INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL, seconds REAL NOT NULL,
+    PRIMARY KEY (day, user)
+) WITHOUT ROWID
+"""
+_ADD = """
+INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (day, user) DO UPDATE SET
+    requests = requests + excluded.requests,
+    prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+    cached_tokens = cached_tokens + excluded.cached_tokens,
+    completion_tokens = completion_tokens + excluded.completion_tokens,
+    seconds = seconds + excluded.seconds
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Requests, tokens and seconds of one user on one day.
+
+    `prompt_tokens` includes `cached_tokens`; `seconds` is how long answers were being made.
+    """
+
+    day: str
+    user: str
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    seconds: float
+
+
+def local_now() -> datetime:
+    """The time here, with its zone."""
+    return datetime.now().astimezone()
+
+
+def next_day(now: datetime) -> datetime:
+    """The coming midnight here; days of 23 and 25 hours have theirs too."""
+    tomorrow = now.date() + timedelta(days=1)
+    return datetime.combine(tomorrow, datetime.min.time()).astimezone()
+
+
+class Usage:
+    """The record; `path` None keeps it in memory."""
+
+    def __init__(self, path: Path | None, clock: Callable[[], datetime] = local_now) -> None:
+        """Raises MlxCbError when the file cannot be used."""
+        self.clock = clock
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="usage")
+        try:
+            self._database = self._writer.submit(_open, path).result()
+        except (OSError, sqlite3.Error) as error:
+            self._writer.shutdown()
+            raise MlxCbError(f"cannot keep usage in {path}: {error}") from error
+
+    def record(self, taken: Taken) -> None:
+        """Add to a day; returns before it is written."""
+        future = self._writer.submit(self._add, taken)
+        future.add_done_callback(_log_failure)
+
+    async def tokens_today(self, user: str) -> int:
+        """Prompt and answer tokens recorded for this user today."""
+        day = self.clock().date().isoformat()
+        rows = await self._ask(
+            "SELECT prompt_tokens + completion_tokens FROM usage WHERE day = ? AND user = ?",
+            (day, user),
+        )
+        return int(rows[0][0]) if rows else 0
+
+    async def since(self, day: str, user: str | None) -> list[Taken]:
+        """All days from `day` on, oldest first; of one user, or of all for None."""
+        rows = await self._ask(
+            "SELECT * FROM usage WHERE day >= ? AND (? IS NULL OR user = ?) ORDER BY day, user",
+            (day, user, user),
+        )
+        return [Taken(*row) for row in rows]
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        self._writer.submit(self._database.close).result()
+        self._writer.shutdown()
+
+    def _add(self, taken: Taken) -> None:
+        with self._database:
+            self._database.execute(
+                _ADD,
+                (
+                    taken.day,
+                    taken.user,
+                    taken.requests,
+                    taken.prompt_tokens,
+                    taken.cached_tokens,
+                    taken.completion_tokens,
+                    taken.seconds,
+                ),
+            )
+
+    async def _ask(self, query: str, values: tuple[str | None, ...]) -> list[Any]:
+        def run() -> list[Any]:
+            return self._database.execute(query, values).fetchall()
+
+        return await asyncio.get_running_loop().run_in_executor(self._writer, run)
+
+
+def _open(path: Path | None) -> sqlite3.Connection:
+    if path is None:
+        database = sqlite3.connect(":memory:", check_same_thread=False)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite would let others read it
+        database = sqlite3.connect(path, check_same_thread=False, timeout=10)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = NORMAL")
+    database.execute(_TABLE)
+    database.commit()
+    return database
+
+
+def _log_failure(future: Future[None]) -> None:
+    if (error := future.exception()) is not None:
+        _log.error("usage was not recorded: %s", error)
