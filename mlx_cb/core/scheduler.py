@@ -19,9 +19,8 @@ from mlx_cb.core.outputs import FinishReason, RequestOutput, SampledToken
 from mlx_cb.core.policy import POLICIES
 from mlx_cb.core.request import Request, RequestEvent, RequestStatus
 from mlx_cb.core.scheduler_output import ScheduledChunk, SchedulerOutput
+from mlx_cb.core.token_budget import StepShape, token_budget
 
-STRETCH = 2.5  # times the inter-token target, or a step of decodes alone, that a step may take
-EFFICIENT = 4.0  # times the smallest step: from there on a prefill step is nearly as good as any
 MAX_EXPLAINED = 32  # waiting requests whose reason is recorded per step
 
 
@@ -160,7 +159,9 @@ class Scheduler:
             return
         num_decodes = len(plan.decodes)
         context = sum(request.num_computed_tokens for request in plan.decodes)
-        budget = self._token_budget(num_decodes, context)
+        joining = len(self.prefilling) + len(self.waiting)
+        crowd = min(num_decodes + joining, self.config.max_num_seqs)
+        budget = token_budget(self.config, self.cost_model, StepShape(num_decodes, crowd, context))
         plan.record.token_budget = budget
         # Something always moves: a full house of decodes leaves one quantum to those who wait.
         room = max(budget - num_decodes, min(budget, self.kv_cache.block_size))
@@ -198,19 +199,6 @@ class Scheduler:
             return []
         ready = [request for request in self.waiting.values() if request.num_in_flight == 0]
         return self.policy.order((*self.prefilling, *ready), plan.record.started)
-
-    def _token_budget(self, num_decodes: int, context: int) -> int:
-        if self.config.max_num_batched_tokens is not None:
-            return self.config.max_num_batched_tokens
-        target = self.config.itl_target_ms / 1e3
-        if num_decodes == 0:
-            target = max(STRETCH * target, EFFICIENT * self.cost_model.predict(1, 0))
-        else:
-            # Judged by the gap that the streams will have once those who wait have joined.
-            joining = len(self.prefilling) + len(self.waiting)
-            rows = min(num_decodes + joining, self.config.max_num_seqs)
-            target = max(target, STRETCH * self.cost_model.predict(rows, context))
-        return self.cost_model.rows_within(target, context)
 
     def _admit(self, plan: SchedulerOutput, request: Request) -> bool:
         headroom = len(self.decoding) + sum(

@@ -1,0 +1,34 @@
+"""The step's size: kept by what streams will feel, and large enough to be worth it."""
+
+from __future__ import annotations
+
+from mlx_cb.config import SchedulerConfig
+from mlx_cb.core.cost_model import StepCostModel
+from mlx_cb.core.token_budget import StepShape, token_budget
+
+
+def budget(decodes: int, crowd: int, *, base: float = 0.06, per_row: float = 0.003) -> int:
+    return token_budget(
+        SchedulerConfig(), StepCostModel(base, per_row), StepShape(decodes, crowd, 0)
+    )
+
+
+def test_a_step_stays_within_a_few_gaps() -> None:
+    model = StepCostModel(0.06, 0.003)
+    rows = budget(8, 9)
+    assert model.predict(rows, 0) <= 2.5 * model.predict(9, 0) < model.predict(rows + 1, 0)
+
+
+def test_many_who_wait_may_join_in_larger_steps() -> None:
+    assert budget(1, 16) > budget(1, 2)
+
+
+def test_an_idle_machine_prefills_efficiently_however_slow_it_is() -> None:
+    assert 60 <= budget(0, 1) <= 65
+    slow = budget(0, 1, base=0.6, per_row=0.03)
+    assert slow == 64, "ten times slower: the same rows, not a tenth"
+
+
+def test_a_fixed_number_is_taken_as_it_is() -> None:
+    config = SchedulerConfig(max_num_batched_tokens=7)
+    assert token_budget(config, StepCostModel(), StepShape(3, 3, 0)) == 7
