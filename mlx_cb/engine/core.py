@@ -130,6 +130,7 @@ class EngineCore:
         """
         room = self.max_request_tokens - len(prompt_ids)
         self._check(prompt_ids, params, room)
+        params = params.with_defaults(self.loaded.generation_defaults)
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         request = Request(
             request_id=request_id,
