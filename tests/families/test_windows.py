@@ -148,3 +148,22 @@ def test_memory_is_divided_between_blocks_windows_and_states() -> None:
     assert scarce.max_num_seqs == 2
     with pytest.raises(OutOfMemory, match="a recurrent state"):
         plan_memory(per_block * 10, spec(None, state_bytes=per_block * 100), limits)
+
+
+def test_a_request_that_waits_half_way_keeps_its_places() -> None:
+    core = windowed("gemma3_text", 3, max_num_batched_tokens=BLOCK_SIZE)
+    prompts = {"long": tuple(range(60)), **{f"s{n}": (n, 7, 9, *range(50, 62)) for n in range(3)}}
+    core.add("long", prompts["long"], tiny.greedy(8))
+    collected = tiny.Collected()
+    for _ in range(2):
+        collected.take(core.step())
+    for name in ("s0", "s1", "s2"):  # shorter, so they go first
+        core.add(name, prompts[name], tiny.greedy(8))
+    waited = 0
+    while core.has_work:
+        collected.take(core.step())
+        waited += core.scheduler.journal.records[-1].passed_over.get("long") == "budget"
+    assert waited > 0
+    for name, prompt in prompts.items():
+        wanted = solo("gemma3_text", prompt, 8)
+        tiny.same_tokens(model("gemma3_text"), list(prompt), collected.token_ids[name], wanted)
