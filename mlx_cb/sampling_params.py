@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from mlx_cb.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
+GREEDY_BELOW = 1e-5  # temperatures that count as 0
+#: Fields for which a model's makers may have a setting of their own.
+MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class SamplingParams:
         stop_token_ids: token ids that end the generation beside the model's own.
         ignore_eos: the model's own end-of-sequence ids do not end the generation.
         grammar: llguidance grammar that the text has to follow.
+        left_to_model: fields of MODEL_DEFAULTS that nobody named; see `with_defaults`.
 
     Raises InvalidRequest, naming the field, from the constructor.
     """
@@ -56,6 +62,27 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     grammar: str | None = None
+    left_to_model: tuple[str, ...] = ()
+
+    @classmethod
+    def asked(cls, named: Mapping[str, Any], **others: Any) -> SamplingParams:
+        """What a client asked for; a value of None in `named` was left out by it.
+
+        Raises InvalidRequest naming the field.
+        """
+        given = {name: value for name, value in named.items() if value is not None}
+        left = tuple(name for name in MODEL_DEFAULTS if name not in given)
+        return cls(**given, **others, left_to_model=left)
+
+    def with_defaults(self, defaults: Mapping[str, float]) -> SamplingParams:
+        """Fill in the model's own settings where nobody named one.
+
+        At temperature 0 nothing else is filled in: greedy is the arg max of the model's own logits.
+        """
+        found = {name: defaults[name] for name in self.left_to_model if name in defaults}
+        if found.get("temperature", self.temperature) < GREEDY_BELOW:
+            found = {name: value for name, value in found.items() if name == "temperature"}
+        return replace(self, **found, left_to_model=()) if found else self  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0.0, 100.0)
@@ -84,7 +111,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """True when the most probable token is always taken."""
-        return self.temperature < 1e-5 or self.top_k == 1
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
 
     @property
     def is_plain_greedy(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
+from typing import Self
 
 import mlx.core as mx
 
@@ -20,6 +22,10 @@ class AttentionBackend(ABC):
     def begin(self, metadata: AttentionMetadata) -> None:
         """Take over the shapes of the next step, once, before any layer runs."""
         self.metadata = metadata
+
+    def sibling(self) -> Self:
+        """The same backend for the layers of another window, with a step of its own."""
+        return copy.copy(self)
 
     def write(self, layer: KVLayer, keys: mx.array, values: mx.array) -> None:
         """Store this step's rows.

@@ -6,6 +6,7 @@ array: never keep a second reference to `keys` or `values` across a write.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -94,35 +95,52 @@ class KVLayer:
 class KVStorage:
     """All layers' arrays over the same block ids. Grows on demand, layer by layer.
 
-    `num_blocks` is the number of blocks that exist in memory.
+    Layers that see everything have an array entry per block; those with a window have places, by
+    window, in `windows`. `num_blocks` is the number of blocks that exist in memory.
     """
 
     def __init__(self, specs: list[KVLayerSpec], block_size: int) -> None:
+        from mlx_cb.attention.window_blocks import WindowBlocks
+
         self.block_size = block_size
         self.layers = [KVLayer(spec, block_size) for spec in specs]
         self.num_blocks = 0
+        self._full = [layer for layer in self.layers if layer.spec.window is None]
+        self.windows = {
+            window: WindowBlocks(
+                window, [a for a in self.layers if a.spec.window == window], block_size
+            )
+            for window in dict.fromkeys(spec.window for spec in specs)
+            if window is not None
+        }
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block id over all layers."""
-        return self.block_size * sum(layer.spec.bytes_per_token for layer in self.layers)
+        """Bytes of one block id over the layers that see everything."""
+        return self.block_size * sum(layer.spec.bytes_per_token for layer in self._full)
 
     @property
     def nbytes(self) -> int:
         """Bytes that exist in memory."""
-        return self.num_blocks * self.bytes_per_block
+        return sum(array.nbytes for array in self.arrays())
 
     def resize(self, num_blocks: int) -> None:
         """Make exactly `num_blocks` exist."""
-        for layer in self.layers:
+        for layer in self._full:
             layer.resize(num_blocks)
         self.num_blocks = num_blocks
         mx.clear_cache()  # the old arrays' buffers fit nothing else
+
+    def keeps(self, block_ids: Sequence[int]) -> bool:
+        """True when a request can go on behind these full blocks, in every layer."""
+        return all(window.keeps(block_ids) for window in self.windows.values())
 
     def clear(self) -> None:
         """Forget all content and memory, e.g. after a failed step."""
         for layer in self.layers:
             layer.__init__(layer.spec, layer.block_size)  # type: ignore[misc]
+        for window in self.windows.values():
+            window.clear()
         self.num_blocks = 0
 
     def arrays(self) -> list[mx.array]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -48,6 +49,21 @@ class AttentionMetadata:
             seq_lens=self.seq_lens[first:last],
             block_tables=self.block_tables[first:last],
             logit_rows=rows[(rows >= start) & (rows < stop)] - start,
+        )
+
+    def mapped(
+        self, places: Callable[[NDArray[np.int32]], NDArray[np.int32]], block_size: int
+    ) -> AttentionMetadata:
+        """The same step over other block ids, e.g. the places of window layers."""
+        counts = np.diff(self.query_start_loc)
+        entries = np.repeat(np.arange(len(counts)), counts)
+        rows = np.arange(len(entries)) - self.query_start_loc[entries]
+        positions = rows + (self.seq_lens - counts)[entries]
+        tables = places(self.block_tables)
+        return replace(
+            self,
+            block_ids=mx.array(tables[entries, positions // block_size]),
+            block_tables=tables,
         )
 
     def cut(self, borders: list[int]) -> list[AttentionMetadata]:

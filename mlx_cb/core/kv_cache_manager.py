@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mlx_cb.core.block_pool import BlockPool
@@ -27,7 +28,8 @@ class PrefixStats:
 class KVCacheManager:
     """Block tables of all requests over one pool.
 
-    With `checkpoints` a prefix is usable only up to a border whose state was saved there.
+    With `checkpoints` a prefix is usable only up to a border whose state was saved there; `keeps`
+    says whether layers that drop old blocks still have the newest of a prefix.
     """
 
     def __init__(
@@ -37,11 +39,13 @@ class KVCacheManager:
         *,
         prefix_cache: bool,
         checkpoints: Checkpoints | None = None,
+        keeps: Callable[[Sequence[int]], bool] = lambda _: True,
     ) -> None:
         self.pool = pool
         self.block_size = block_size
         self.prefix_cache = prefix_cache
         self.checkpoints = checkpoints
+        self._keeps = keeps
         self.stats = PrefixStats()
 
     @property
@@ -126,10 +130,16 @@ class KVCacheManager:
     def _find_prefix(self, request: Request) -> list[int]:
         """Blocks of the longest known prefix that a request can go on from."""
         hits = self._find_blocks(request)
-        if self.checkpoints is not None:
-            while hits and request.block_hashes[len(hits) - 1] not in self.checkpoints:
-                hits.pop()
+        while hits and not self._can_go_on(request, hits):
+            hits.pop()
         return hits
+
+    def _can_go_on(self, request: Request, hits: list[int]) -> bool:
+        if self.checkpoints is not None and (
+            request.block_hashes[len(hits) - 1] not in self.checkpoints
+        ):
+            return False
+        return self._keeps(hits)
 
     def _find_blocks(self, request: Request) -> list[int]:
         if not self.prefix_cache or request.params.prompt_logprobs is not None:

@@ -26,7 +26,7 @@ from mlx_cb.engine.interface import ModelInfo
 from mlx_cb.errors import ContextLengthExceeded, InvalidRequest
 from mlx_cb.model.cache_spec import layer_kinds
 from mlx_cb.model.loader import LoadedModel, load
-from mlx_cb.model.memory_plan import plan_memory
+from mlx_cb.model.memory_plan import Limits, plan_memory
 from mlx_cb.model.probe import probe
 from mlx_cb.model.runner import LaunchedStep, ModelRunner, RunnerSettings
 from mlx_cb.sampling_params import SamplingParams
@@ -64,13 +64,8 @@ class EngineCore:
         self._pending_outputs: list[RequestOutput] = []
         self.cache_spec = probe(loaded.model, loaded.architecture)
         block_size = config.cache.block_size
-        plan = plan_memory(
-            request_memory(config),
-            self.cache_spec,
-            block_size,
-            config.scheduler.max_num_seqs,
-            loaded.max_model_len,
-        )
+        limits = Limits(block_size, config.scheduler.max_num_seqs, loaded.max_model_len)
+        plan = plan_memory(request_memory(config), self.cache_spec, limits)
         pool = BlockPool(plan.num_blocks)
         checkpoints = Checkpoints(plan.num_checkpoints) if self.cache_spec.is_recurrent else None
         kv_cache = KVCacheManager(
@@ -78,14 +73,17 @@ class EngineCore:
             block_size,
             prefix_cache=config.cache.prefix_cache,
             checkpoints=checkpoints,
+            keeps=lambda block_ids: self.runner.storage.keeps(block_ids),
         )
-        limits = replace(config.scheduler, max_num_seqs=plan.max_num_seqs)
-        self.scheduler = Scheduler(limits, kv_cache, clock=clock)
+        scheduling = replace(config.scheduler, max_num_seqs=plan.max_num_seqs)
+        self.scheduler = Scheduler(scheduling, kv_cache, clock=clock)
         settings = RunnerSettings(block_size, pool.capacity, config.attention)
         self.runner = ModelRunner(loaded, self.cache_spec, settings=settings)
         pipelined = config.scheduler.pipelined
         self._pipelined = self.runner.runs_beside_host if pipelined is None else pipelined
         self.runner.forward.states.checkpoints = checkpoints
+        for window, places in plan.window_places.items():
+            self.runner.storage.windows[window].budget = places
         self.max_request_tokens = min(loaded.max_model_len, pool.capacity * block_size)
 
     @classmethod
@@ -130,6 +128,7 @@ class EngineCore:
         """
         room = self.max_request_tokens - len(prompt_ids)
         self._check(prompt_ids, params, room)
+        params = params.with_defaults(self.loaded.generation_defaults)
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         request = Request(
             request_id=request_id,
@@ -301,6 +300,7 @@ class EngineCore:
                 "kv": storage.nbytes,
                 "kv_used": pool.num_used * storage.bytes_per_block,
                 "kinds": [asdict(kind) for kind in layer_kinds(self.cache_spec)],
+                "window_places": {str(w): b.num_places for w, b in storage.windows.items()},
                 "states": self.runner.forward.states.nbytes,
                 "state_per_request": self.cache_spec.state_bytes,
                 "checkpoints": scheduler.kv_cache.num_checkpoints * self.cache_spec.state_bytes,

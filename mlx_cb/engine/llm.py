@@ -152,7 +152,7 @@ class LLM:
         """
         if self._closed:
             raise EngineDead("this LLM is closed")
-        params = params or SamplingParams()
+        params = params or SamplingParams.asked({})
         prompt_ids, follows_text = self._encode(prompt)
         name = f"generation-{next(self._names)}"
         options = ParserOptions(stops=params.stop, follows_text=follows_text)

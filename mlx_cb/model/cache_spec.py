@@ -76,6 +76,14 @@ class CacheSpec:
         return sum(layer.bytes_per_token for layer in self.layers)
 
     @property
+    def bytes_by_window(self) -> dict[int | None, int]:
+        """Bytes per token of all layers of one window; None are those that see everything."""
+        found: dict[int | None, int] = {}
+        for layer in self.layers:
+            found[layer.window] = found.get(layer.window, 0) + layer.bytes_per_token
+        return found
+
+    @property
     def is_recurrent(self) -> bool:
         """True when a position cannot be taken up from keys and values alone."""
         return any(isinstance(cache, ArraysCache) for cache in leaves(self.caches))

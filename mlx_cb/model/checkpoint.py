@@ -5,10 +5,16 @@ how its makers sample. Reads configs and tokenizer files; loads no weights.
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from mlx_cb.errors import InvalidRequest
+from mlx_cb.sampling_params import MODEL_DEFAULTS, SamplingParams
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_MAX_MODEL_LEN = 8192
 #: What families call the context they were trained on, the usual name first.
@@ -35,9 +41,6 @@ _TURN_ENDINGS = (
 )
 #: Templates with this token use `<|end|>` between the parts of one turn.
 _HARMONY = "<|return|>"
-
-#: Settings of generation_config.json that this server has too.
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class _AddedToken(msgspec.Struct):
@@ -115,4 +118,15 @@ def generation_defaults(folder: Path) -> dict[str, float]:
     generation = read_json(folder / "generation_config.json")
     if generation.get("do_sample") is False:
         return {"temperature": 0.0}
-    return {name: generation[name] for name in _SAMPLING if generation.get(name) is not None}
+    found: dict[str, float] = {}
+    for name in MODEL_DEFAULTS:
+        value = generation.get(name)
+        if value is None:
+            continue
+        try:
+            SamplingParams(**{name: value})
+        except InvalidRequest as error:
+            _log.warning("generation_config.json of %s is not followed: %s", folder, error)
+        else:
+            found[name] = value
+    return found

@@ -1,4 +1,4 @@
-"""Divides the memory set aside for requests between blocks and recurrent states."""
+"""Divides the memory set aside for requests between blocks, windows and recurrent states."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ STATE_COPIES = 2
 MAX_STATE_SHARE = 0.5
 #: Share of the memory that saved states may take.
 CHECKPOINT_SHARE = 0.15
+#: Tokens of one step's chunks, all of which need a place in every window at once.
+CHUNK_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,36 +25,72 @@ class MemoryPlan:
         num_blocks: blocks of the pool.
         max_num_seqs: requests running at once.
         num_checkpoints: recurrent states kept at block borders for later requests.
-        state_bytes: most that all recurrent states take, checkpoints included.
+        window_places: blocks that the layers of each window keep.
     """
 
     num_blocks: int
     max_num_seqs: int
     num_checkpoints: int
-    state_bytes: int
+    window_places: dict[int, int]
 
 
-def plan_memory(
-    memory: int, spec: CacheSpec, block_size: int, max_num_seqs: int, max_model_len: int
-) -> MemoryPlan:
-    """Blocks and running requests that `memory` bytes hold.
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What was asked for: tokens per block, requests at once, tokens per request."""
+
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+
+
+def plan_memory(memory: int, spec: CacheSpec, limits: Limits) -> MemoryPlan:
+    """Blocks, places and running requests that `memory` bytes hold.
 
     Raises OutOfMemory when not even one request of two blocks fits.
     """
-    per_request = STATE_COPIES * spec.state_bytes
+    per_request, max_num_seqs, num_checkpoints = STATE_COPIES * spec.state_bytes, 0, 0
     if per_request:
-        max_num_seqs = min(max_num_seqs, int(memory * MAX_STATE_SHARE) // per_request)
-    num_checkpoints = int(memory * CHECKPOINT_SHARE) // spec.state_bytes if per_request else 0
-    state_bytes = per_request * max_num_seqs + spec.state_bytes * num_checkpoints
-    per_block = spec.bytes_per_token * block_size
-    if per_block:
-        num_blocks = (memory - state_bytes) // per_block
-    else:  # nothing but states: blocks only count tokens
-        num_blocks = max_num_seqs * (-(-max_model_len // block_size) + 1)
+        affordable = int(memory * MAX_STATE_SHARE) // per_request
+        max_num_seqs = min(limits.max_num_seqs, affordable)
+        num_checkpoints = int(memory * CHECKPOINT_SHARE) // spec.state_bytes
+    else:
+        max_num_seqs = limits.max_num_seqs
+    left = memory - per_request * max_num_seqs - spec.state_bytes * num_checkpoints
+    places = _window_places(spec, limits, max_num_seqs)
+    num_blocks = _num_blocks(left, spec, limits, places)
     if num_blocks < 2 or max_num_seqs < 1:
         raise OutOfMemory(
-            f"{memory} bytes for requests hold {num_blocks} blocks of {block_size} tokens and "
-            f"{max_num_seqs} recurrent states; one request needs two blocks"
-            f"{' and a state' if per_request else ''}. Hint: raise --kv-memory."
+            f"{memory} bytes for requests hold {num_blocks} blocks of {limits.block_size} tokens "
+            f"and {max_num_seqs} requests at once; one request needs two blocks"
+            f"{' and a recurrent state' if per_request else ''}. Hint: raise --kv-memory."
         )
-    return MemoryPlan(int(num_blocks), max_num_seqs, num_checkpoints, state_bytes)
+    fitting = {window: min(count, num_blocks) for window, count in places.items()}
+    return MemoryPlan(num_blocks, max_num_seqs, num_checkpoints, fitting)
+
+
+def _window_places(spec: CacheSpec, limits: Limits, max_num_seqs: int) -> dict[int, int]:
+    """Blocks that all running requests and a step's chunks need at once, by window."""
+    size = limits.block_size
+    return {
+        window: max_num_seqs * (-(-window // size) + 2) + -(-CHUNK_TOKENS // size)
+        for window in spec.bytes_by_window
+        if window is not None
+    }
+
+
+def _num_blocks(memory: int, spec: CacheSpec, limits: Limits, places: dict[int, int]) -> int:
+    """Blocks of layers that see everything, beside the places of those that do not.
+
+    While every block can have a place in every window, it has one.
+    """
+    size = limits.block_size
+    per_token = spec.bytes_by_window
+    if not per_token:  # nothing but states: blocks only count tokens
+        return limits.max_num_seqs * (-(-limits.max_model_len // size) + 1)
+    together = memory // (size * sum(per_token.values()))
+    if not places or together <= max(places.values()):
+        return together
+    memory -= sum(size * per_token[window] * count for window, count in places.items())
+    longest = limits.max_num_seqs * (-(-limits.max_model_len // size) + 1)
+    full = per_token.get(None, 0)
+    return memory // (size * full) if full else longest

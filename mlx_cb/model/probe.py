@@ -24,6 +24,7 @@ from mlx_cb.model.forward_batch import ForwardBatch
 from mlx_cb.model.layouts.base import Forward
 from mlx_cb.model.layouts.grouped import GroupedForward
 from mlx_cb.model.layouts.packed import PackedForward
+from mlx_cb.model.window_places import WindowPlaces
 from mlx_cb.sampling_params import SamplingParams
 
 MakeBackend = Callable[[int], AttentionBackend]
@@ -102,11 +103,13 @@ def _trial(model: nn.Module, spec: CacheSpec, backend: AttentionBackend) -> Cach
     storage = KVStorage(list(spec.layers), _BLOCK_SIZE)
     storage.resize(4)
     forward = make_forward(model, spec, storage, backend)
+    places = WindowPlaces(storage)
     requests = [
         Request(name, [0] * 9, SamplingParams(max_tokens=1), 1, frozenset(), 0) for name in "ab"
     ]
     width = None
     for plan in _plans(requests):
+        places.prepare(plan)
         batch = ForwardBatch.build(plan, _BLOCK_SIZE, None)
         logits = forward.run(batch)
         if logits.ndim != 2 or logits.shape[0] != max(1, batch.attention.logit_rows.size):

@@ -29,6 +29,7 @@ from mlx_cb.model.metal_sampler import MetalSampler
 from mlx_cb.model.probe import make_forward
 from mlx_cb.model.sampler import SampleRow
 from mlx_cb.model.small_matmul import bind_small_matmul
+from mlx_cb.model.window_places import WindowPlaces
 
 GROWTH = 1.5  # of the storage: growing copies it, so it has to stay rare
 MIN_GROWTH = 128  # blocks
@@ -81,6 +82,7 @@ class ModelRunner:
         self.max_blocks = settings.max_blocks
         self.storage = KVStorage(list(spec.layers), block_size)
         self.backend = make_backend(settings.attention, block_size)
+        self._window_places = WindowPlaces(self.storage)
         self.forward = make_forward(model, spec, self.storage, self.backend)
         self._on_cpu = mx.default_device().type == mx.DeviceType.cpu
         self._choose_on_device = sampler.choose_on_device
@@ -106,6 +108,7 @@ class ModelRunner:
         """
         launched = time.perf_counter()
         self._ensure_blocks(plan)
+        self._window_places.prepare(plan)
         unread = previous.unread() if previous is not None else None
         batch = ForwardBatch.build(plan, self.storage.block_size, unread)
         requests = list(plan.sampling())

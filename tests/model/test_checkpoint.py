@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlx_cb.model.checkpoint import eos_token_ids, generation_defaults, max_model_len
+from mlx_cb.sampling_params import SamplingParams
+from tests import tiny
 
 
 def write(folder: Path, **files: Any) -> Path:
@@ -96,3 +99,28 @@ def test_generation_defaults(tmp_path: Path) -> None:
     assert generation_defaults(tmp_path) == {"temperature": 0.6, "top_k": 20}
     write(tmp_path, generation_config={"do_sample": False, "temperature": 0.6})
     assert generation_defaults(tmp_path) == {"temperature": 0.0}
+
+
+def test_a_setting_out_of_range_is_not_followed(tmp_path: Path) -> None:
+    write(tmp_path, generation_config={"temperature": -3, "top_p": 0.9, "top_k": 1.5})
+    assert generation_defaults(tmp_path) == {"top_p": 0.9}
+
+
+def test_defaults_fill_in_what_a_client_left_out() -> None:
+    defaults = {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
+    nothing = SamplingParams.asked({"temperature": None}).with_defaults(defaults)
+    assert (nothing.temperature, nothing.top_k, nothing.repetition_penalty) == (0.6, 20, 1.1)
+    some = SamplingParams.asked({"top_k": 5, "temperature": 0.9}).with_defaults(defaults)
+    assert (some.temperature, some.top_k, some.repetition_penalty) == (0.9, 5, 1.1)
+    greedy = SamplingParams.asked({"temperature": 0.0}).with_defaults(defaults)
+    assert greedy.is_plain_greedy
+    said = SamplingParams(max_tokens=3).with_defaults(defaults)
+    assert said == SamplingParams(max_tokens=3), "the Python API's own numbers stand"
+
+
+def test_the_engine_follows_the_makers_unless_the_client_says_otherwise() -> None:
+    core = tiny.engine(tiny.llama_model())
+    core.loaded = replace(core.loaded, generation_defaults={"temperature": 0.0})
+    assert core.add("left out", [1, 2], SamplingParams.asked({"max_tokens": 2})).is_plain_greedy
+    asked = SamplingParams.asked({"max_tokens": 2, "temperature": 0.7})
+    assert core.add("said", [1, 2], asked).params.temperature == 0.7

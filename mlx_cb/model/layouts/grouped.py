@@ -21,6 +21,7 @@ from mlx_cb.attention.backend import AttentionBackend
 from mlx_cb.attention.cache import PagedChunkCache, PagedKVCache
 from mlx_cb.attention.gathered import GatheredChunkCache, GatheredContext, GatheredKVCache
 from mlx_cb.attention.kv_storage import KVStorage
+from mlx_cb.attention.layer_groups import LayerGroups
 from mlx_cb.attention.metadata import AttentionMetadata
 from mlx_cb.core.request import Request
 from mlx_cb.model.cache_spec import Access, CacheSpec, Layout
@@ -55,7 +56,7 @@ class GroupedForward(Forward):
         self.has_late_logits = self._model.is_late
         self._spec = spec
         self._storage = storage
-        self._backend = backend
+        self._groups = LayerGroups(storage, backend)
         recurrent = [c for c in leaves(spec.caches) if isinstance(c, ArraysCache)]
         self.states = RecurrentStates([len(cache.cache) for cache in recurrent])
         self._has_states = bool(recurrent)
@@ -159,26 +160,21 @@ class GroupedForward(Forward):
         return self.states.load(part.requests, starts)
 
     def _caches(self, part: _Part, states: Sequence[ArraysCache]) -> list[Any]:
-        layers, recurrent = iter(self._storage.layers), iter(states)
+        layers, recurrent = self._storage.layers, iter(states)
         access = self._spec.chunk_access if part.is_chunk else self._spec.decode_access
         if access is Access.PAGED:
-            self._backend.begin(part.metadata)
+            self._groups.begin(part.metadata)
             paged = PagedChunkCache if part.is_chunk else PagedKVCache
-            return rebuild(
-                self._spec.caches,
-                lambda leaf: (
-                    next(recurrent)
-                    if isinstance(leaf, ArraysCache)
-                    else paged(next(layers), self._backend)
-                ),
-            )
-        context = GatheredContext(part.metadata, self._storage.block_size, self._spec.mask_axes)
-        gathered = GatheredChunkCache if part.is_chunk else GatheredKVCache
+            attention: list[Any] = [paged(a, self._groups.backend_of(a)) for a in layers]
+        else:
+            contexts = {
+                window: GatheredContext(view, self._storage.block_size, self._spec.mask_axes)
+                for window, view in self._groups.views(part.metadata).items()
+            }
+            gathered = GatheredChunkCache if part.is_chunk else GatheredKVCache
+            attention = [gathered(layer, contexts[layer.spec.window]) for layer in layers]
+        caches = iter(attention)
         return rebuild(
             self._spec.caches,
-            lambda leaf: (
-                next(recurrent)
-                if isinstance(leaf, ArraysCache)
-                else gathered(next(layers), context)
-            ),
+            lambda leaf: next(recurrent) if isinstance(leaf, ArraysCache) else next(caches),
         )

@@ -13,6 +13,7 @@ import numpy as np
 from mlx_cb.attention.backend import AttentionBackend
 from mlx_cb.attention.cache import PagedKVCache
 from mlx_cb.attention.kv_storage import KVStorage
+from mlx_cb.attention.layer_groups import LayerGroups
 from mlx_cb.model.cache_spec import CacheSpec
 from mlx_cb.model.cache_tree import rebuild
 from mlx_cb.model.forward_batch import ForwardBatch
@@ -30,13 +31,13 @@ class PackedForward(Forward):
         self._model = LogitRows(model)
         self.has_late_logits = self._model.is_late
         self.states = RecurrentStates([])
-        self._backend = backend
-        layers = iter(storage.layers)
-        self._caches = rebuild(spec.caches, lambda _: PagedKVCache(next(layers), backend))
+        self._groups = groups = LayerGroups(storage, backend)
+        caches = iter([PagedKVCache(layer, groups.backend_of(layer)) for layer in storage.layers])
+        self._caches = rebuild(spec.caches, lambda _: next(caches))
 
     def run(self, batch: ForwardBatch) -> mx.array:
         """See Forward."""
         rows = batch.attention.logit_rows
-        self._backend.begin(batch.attention)
+        self._groups.begin(batch.attention)
         wanted = mx.array(rows if rows.size else np.zeros(1, dtype=np.int32))
         return self._model(batch.token_ids, self._caches, wanted)

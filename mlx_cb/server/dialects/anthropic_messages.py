@@ -110,8 +110,8 @@ def parse(body: bytes, front: Front) -> GenerateInput:
         "top_k": asked.top_k,
         "max_tokens": asked.max_tokens,
     }
-    params = SamplingParams(
-        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+    params = SamplingParams.asked(
+        given,
         stop=tuple(text for text in asked.stop_sequences or () if text),
     )
     wanted = asked.output_config.format if asked.output_config else None

@@ -172,8 +172,8 @@ def _given(asked: CompletionRequest, prompt: str | list[int], front: Front) -> G
         "min_p": asked.min_p,
         "repetition_penalty": asked.repeat_penalty,
     }
-    params = SamplingParams(
-        **{name: value for name, value in named.items() if value is not None},  # type: ignore[arg-type]
+    params = SamplingParams.asked(
+        named,
         max_tokens=None if asked.n_predict in (-1, -2) else asked.n_predict,
         seed=None if asked.seed == -1 else asked.seed,
         stop=tuple(text for text in asked.stop or () if text),

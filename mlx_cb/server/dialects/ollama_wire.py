@@ -70,8 +70,8 @@ def sampling_params(options: Options | None) -> SamplingParams:
         "frequency_penalty": given.frequency_penalty,
     }
     stop = [given.stop] if isinstance(given.stop, str) else given.stop or []
-    return SamplingParams(
-        **{name: value for name, value in named.items() if value is not None},  # type: ignore[arg-type]
+    return SamplingParams.asked(
+        named,
         # -1 and -2 both mean "as long as there is room"
         max_tokens=None if given.num_predict in (-1, -2) else given.num_predict,
         seed=None if given.seed == -1 else given.seed,

@@ -174,7 +174,7 @@ def _params(asked: ResponsesRequest) -> SamplingParams:
         "top_p": asked.top_p,
         "max_tokens": asked.max_output_tokens,
     }
-    params = SamplingParams(**{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
+    params = SamplingParams.asked(given)
     wanted = (asked.text.format if asked.text else None) or {"type": "text"}
     if wanted.get("type") == "json_object":
         return with_grammar(params, schema_grammar({}, "text.format"))

@@ -89,8 +89,8 @@ def sampling_params(
         "min_tokens": fields.min_tokens,
         "ignore_eos": fields.ignore_eos,
     }
-    params = SamplingParams(
-        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+    params = SamplingParams.asked(
+        given,
         # -1 is a habit of llama.cpp's clients: any seed, unlimited tokens.
         seed=None if fields.seed == -1 else fields.seed,
         max_tokens=_max_tokens(fields),
