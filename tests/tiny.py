@@ -70,6 +70,7 @@ def engine(
     num_blocks: int = 256,
     prefix_cache: bool = False,
     eos_token_ids: frozenset[int] = frozenset(),
+    attention: str = "reference",
     **scheduler: object,
 ) -> EngineCore:
     """An engine in this process with exactly `num_blocks` blocks."""
@@ -81,6 +82,7 @@ def engine(
             prefix_cache=prefix_cache,
         ),
         scheduler=SchedulerConfig(**scheduler),
+        attention=attention,
     )
     return EngineCore(config, loaded_model(model, eos_token_ids))
 

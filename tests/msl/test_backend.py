@@ -168,13 +168,15 @@ def test_engine_on_the_emulator_gives_the_tokens_of_mlx_lm(pipelined: bool) -> N
     """Requests that join late, chunked prefill, mixed steps: greedy tokens equal solo runs."""
     model = tiny.llama_model()
     core = tiny.engine(
-        model, block_size=BLOCK, num_blocks=64, max_num_batched_tokens=11, pipelined=pipelined
+        model,
+        block_size=BLOCK,
+        num_blocks=64,
+        attention="emulator",
+        max_num_batched_tokens=11,
+        pipelined=pipelined,
     )
-    backend = make_backend("emulator", BLOCK)
+    backend = core.runner.backend
     assert backend.name == "emulator"
-    core.runner.backend = backend
-    for cache in core.runner.caches:
-        cache.backend = backend
     rng = np.random.default_rng(2)
     prompts = [rng.integers(0, tiny.VOCAB_SIZE, n).tolist() for n in (1, 30, 17, 70)]
     collected = tiny.Collected()
