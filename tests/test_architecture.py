@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "mlx_cb"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 #: Everyone may import these.
-COMMON = {"errors", "config", "sampling_params"}
+COMMON = {"errors", "config", "sampling_params", "standing"}
 
 #: Room -> rooms (or modules of rooms) that it may import besides COMMON and itself.
 ARROWS: dict[str, set[str]] = {
@@ -20,6 +20,7 @@ ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "config": set(),
     "sampling_params": set(),
+    "standing": set(),
     "blas": set(),
     "core": set(),
     "attention": {"blas"},

@@ -19,6 +19,7 @@ COMMANDS = {
     "keys": "Give people keys, list them, take them away.",
     "launch": "Print the configuration that points a client at a running server.",
     "selftest": "Prove the Metal kernels on this machine.",
+    "tls": "Trust this server's certificates on other devices.",
     "serve": "Serve a model over HTTP to many clients at once.",
 }
 INTERRUPTED = 130

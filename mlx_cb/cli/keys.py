@@ -17,6 +17,9 @@ from mlx_cb.cli.options import config_path
 from mlx_cb.server import keys
 from mlx_cb.server.keys import KeyRecord
 
+# What a class is called, and the rank that the scheduler goes by.
+_CLASSES = {"interactive": 0, "batch": 1}
+
 _FILE = click.option(
     "--keys",
     "file",
@@ -38,6 +41,21 @@ def command() -> None:
 
 @command.command("add")
 @click.argument("name")
+@click.option(
+    "--weight",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0.001, 1000),
+    help="Part of a busy machine beside others' weights.",
+)
+@click.option(
+    "--class",
+    "rank",
+    default="interactive",
+    show_default=True,
+    type=click.Choice(list(_CLASSES)),
+    help="batch: goes after everyone who waits.",
+)
 @click.option("--max-running", type=click.IntRange(1), help="Most answers at once; others wait.")
 @click.option("--daily-tokens", type=click.IntRange(1), help="Prompt plus answer tokens a day.")
 @click.option("--expires", help="When the key ends: 90d, 12h, or a date like 2027-01-31.")
@@ -59,6 +77,8 @@ def add(name: str, file: Path | None, **given: Any) -> None:
             expires=expires,
             admin=given["admin"],
             inference=not given["no_inference"],
+            weight=given["weight"],
+            rank=_CLASSES[given["rank"]],
             max_running=given["max_running"],
             daily_tokens=given["daily_tokens"],
         )
@@ -75,7 +95,9 @@ def list_all(file: Path | None) -> None:
     if not records:
         print(f"{path} has no keys; make one with: mlx-cb keys add NAME", file=sys.stderr)
         return
-    rows: list[tuple[str, ...]] = [("NAME", "RIGHTS", "RUNNING", "TOKENS/DAY", "MADE", "ENDS")]
+    rows: list[tuple[str, ...]] = [
+        ("NAME", "RIGHTS", "CLASS", "WEIGHT", "RUNNING", "TOKENS/DAY", "MADE", "ENDS")
+    ]
     rows += [_row(record) for record in sorted(records, key=lambda record: record.name)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -116,6 +138,8 @@ def _row(record: KeyRecord) -> tuple[str, ...]:
     return (
         record.name,
         "+".join(rights),
+        next(name for name, rank in _CLASSES.items() if rank == record.rank),
+        f"{record.weight:g}",
         str(record.max_running or "any"),
         str(record.daily_tokens or "any"),
         _day(record.created),

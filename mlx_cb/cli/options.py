@@ -119,3 +119,20 @@ class Alias(click.ParamType[Any]):
         if not (name and equals and model):
             self.fail(f"{value!r} must have the form NAME=MODEL", param, ctx)
         return name, model
+
+
+AUTO = "auto"
+
+
+class TlsFiles(click.ParamType[Any]):
+    """`auto`, or the files `CERT,KEY`."""
+
+    name = "auto|cert,key"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if value == AUTO or isinstance(value, tuple):
+            return value
+        certificate, comma, key = str(value).partition(",")
+        if not (certificate and comma and key):
+            self.fail(f"{value!r} must be auto or two files like CERT,KEY", param, ctx)
+        return Path(certificate), Path(key)

@@ -13,21 +13,27 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlx_cb.cli import access
 from mlx_cb.cli.options import (
+    AUTO,
     Alias,
     ConfiguredCommand,
     CountOrAuto,
     Ports,
     Size,
+    TlsFiles,
     config_path,
     setting,
 )
 from mlx_cb.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from mlx_cb.errors import MlxCbError
+
+if TYPE_CHECKING:
+    from mlx_cb.server.tls import Certificates
 
 PORT_BUSY = 5
 INTERRUPTED = 130
@@ -68,35 +74,18 @@ _DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
 @setting("--no-prefix-cache", is_flag=True, help="Do not share blocks of equal prefixes.")
 @setting("--log-format", default="text", type=click.Choice(["text", "json"]), help="Log lines.")
 @setting("--log-prompts", is_flag=True, help="Write prompts and answers to the log.")
+@setting("--lan", is_flag=True, help="Serve the local network: all addresses, TLS, Bonjour.")
+@setting("--tls", type=TlsFiles(), help="TLS: auto makes certificates, CERT,KEY names your own.")
 @setting("--keys", type=click.Path(path_type=Path, dir_okay=False), help="File of who has a key.")
 @setting("--allow-host", multiple=True, help="Further Host name that is this server's.")
 @setting("--allow-origin", multiple=True, help="Web site whose pages may use this server.")
 def command(**given: Any) -> int:
     """Serve MODEL over HTTP: a hub id, a folder, a .gguf file, demo, or scripted:FILE."""
+    if given["lan"] and given["host"] != "127.0.0.1":
+        raise click.UsageError("--lan listens on every address; leave --host away")
     config = build_config(given)
-    if (refusal := why_not_open(config, is_named=given["keys"] is not None)) is not None:
-        raise click.UsageError(refusal)
+    access.check(config, is_named=given["keys"] is not None)
     return run(config, given["also_port"])
-
-
-def why_not_open(config: ServerConfig, *, is_named: bool) -> str | None:
-    """Why this server must not start with the keys it has; None when it may.
-
-    `is_named`: the keys file was asked for, so that an empty one is a mistake. Raises KeysError.
-    """
-    from mlx_cb.server.auth import is_loopback
-    from mlx_cb.server.keys import read
-
-    assert config.keys_file is not None
-    has_keys = any(not record.is_expired(time.time()) for record in read(config.keys_file))
-    if has_keys or (is_loopback(config.host) and not is_named):
-        return None
-    reason = "" if is_loopback(config.host) else f"--host {config.host} lets the network in, and "
-    where = f" --keys {config.keys_file}" if is_named else ""
-    return (
-        f"{reason}{config.keys_file} has no key that holds; "
-        f"make one first: mlx-cb keys add NAME{where}"
-    )
 
 
 def build_config(given: dict[str, Any]) -> ServerConfig:
@@ -125,12 +114,14 @@ def build_config(given: dict[str, Any]) -> ServerConfig:
         attention=given["attention"],
     )
     folder = config_path().parent
-    names = ("host", "port", "strict_model", "log_format", "log_prompts")
+    names = ("lan", "port", "strict_model", "log_format", "log_prompts")
     return ServerConfig(
         served_model_name=given["served_model_name"] or _shown_name(given["model"]),
         aliases=tuple(given["alias"]),
         keys_file=given["keys"] or folder / "keys.json",
         usage_file=folder / "usage.sqlite",
+        host="0.0.0.0" if given["lan"] else given["host"],
+        tls=given["tls"] or (AUTO if given["lan"] else None),
         allowed_hosts=tuple(given["allow_host"]),
         allowed_origins=tuple(given["allow_origin"]),
         engine=engine,
@@ -152,13 +143,14 @@ def run(config: ServerConfig, also_ports: tuple[int, ...] = ()) -> int:
     """
     import uvloop
 
-    from mlx_cb.server.serving import PortBusy, bind
+    from mlx_cb.server.serving import PortBusy, bind, bind_all
 
     _set_up_logging(config.log_format)
-    listeners = []
+    certificates = access.certificates(config)
+    listeners: list[socket.socket] = []
     for port in (config.port, *also_ports):
         try:
-            listeners.append(bind(config.host, port))
+            listeners += bind_all(port) if config.lan else [bind(config.host, port)]
         except PortBusy:
             _say(
                 f"port {port} on {config.host} is in use{_by_whom(port)}; "
@@ -169,7 +161,7 @@ def run(config: ServerConfig, also_ports: tuple[int, ...] = ()) -> int:
             _say(f"cannot listen on {config.host}:{port}: {error.strerror or error}")
             return 1
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, listeners))
+        return runner.run(_serve(config, listeners, certificates))
 
 
 def _make_engine(config: ServerConfig) -> Any:
@@ -184,7 +176,9 @@ def _make_engine(config: ServerConfig) -> Any:
     return AsyncEngine(config.engine)
 
 
-async def _serve(config: ServerConfig, listeners: list[socket.socket]) -> int:
+async def _serve(
+    config: ServerConfig, listeners: list[socket.socket], certificates: Certificates | None
+) -> int:
     from mlx_cb.server.front import Front
     from mlx_cb.server.serving import Serving
 
@@ -192,12 +186,16 @@ async def _serve(config: ServerConfig, listeners: list[socket.socket]) -> int:
     signals = _Signals()
     engine = _make_engine(config)
     front = Front(engine, config)
-    serving = Serving(front)
+    serving = Serving(front, certificates)
     await engine.start()
     running = asyncio.create_task(serving.run(listeners))
-    url = _url(config.host, listeners[0].getsockname()[1])
+    port = listeners[0].getsockname()[1]
+    url = access.url(config, port)
     _say(f"listening on {url}, loading {config.engine.model.model}")
+    for other in access.further_urls(config, port):
+        _say(f"  also {other}")
     loading = asyncio.create_task(_load(front, engine, url, started))
+    announcing = asyncio.create_task(access.announce(front, port))
     stopping = asyncio.create_task(signals.first())
     try:
         await asyncio.wait((loading, stopping, running), return_when=asyncio.FIRST_COMPLETED)
@@ -207,6 +205,8 @@ async def _serve(config: ServerConfig, listeners: list[socket.socket]) -> int:
     finally:
         loading.cancel()
         stopping.cancel()
+        announcing.cancel()
+        await asyncio.gather(announcing, return_exceptions=True)
         await serving.stop()
         await running
         await engine.stop()
@@ -217,11 +217,9 @@ async def _load(front: Any, engine: Any, url: str, started: float) -> None:
     await front.load()
     _say(f"ready after {time.monotonic() - started:.1f} s; try:")
     body = '{"messages": [{"role": "user", "content": "Say hello."}]}'
-    header = "content-type: application/json"
-    print(
-        f"  curl {url}/v1/chat/completions -H {shlex.quote(header)} -d {shlex.quote(body)}",
-        flush=True,
-    )
+    header = shlex.quote("content-type: application/json")
+    more = access.curl_options(front.config)
+    print(f"  curl{more} {url}/v1/chat/completions -H {header} -d {shlex.quote(body)}", flush=True)
 
 
 def _exit_code(loading: asyncio.Task[None], stopping: asyncio.Task[int]) -> int:
@@ -256,11 +254,6 @@ class _Signals:
             return
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
-
-
-def _url(host: str, port: int) -> str:
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
 
 
 def _by_whom(port: int) -> str:

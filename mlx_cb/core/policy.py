@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from mlx_cb.core.request import Request
+from mlx_cb.standing import EQUAL, Standing
 
 
 class Policy(Protocol):
@@ -25,11 +26,11 @@ class Policy(Protocol):
         """Whether a waiting request may join, given how many ran when the step was begun."""
         ...
 
-    def max_running(self, max_num_seqs: int) -> int:
-        """Most requests of one user that may run at once."""
+    def max_running(self, user: str, max_num_seqs: int) -> int:
+        """Most requests of this user that may run at once."""
         ...
 
-    def join(self, user: str) -> None:
+    def join(self, user: str, standing: Standing) -> None:
         """A request of this user was accepted."""
         ...
 
@@ -55,11 +56,11 @@ class FirstComeFirstServed:
         """Always; see Policy."""
         return True
 
-    def max_running(self, max_num_seqs: int) -> int:
+    def max_running(self, user: str, max_num_seqs: int) -> int:
         """All places; see Policy."""
         return max_num_seqs
 
-    def join(self, user: str) -> None:
+    def join(self, user: str, standing: Standing) -> None:
         """Users make no difference; see Policy."""
 
     def leave(self, user: str) -> None:
@@ -73,9 +74,10 @@ class Fair:
     """Requests join at every step; between users, whoever was served least goes first.
 
     Each user has a counter of measured machine seconds (Sheng et al. 2024, Virtual Token Counter,
-    charged in time instead of tokens). A user who comes back starts at the least counter of those
-    who are active: idleness is not saved up. Inside a user the fewest missing tokens go first, and
-    each second of waiting counts as `aging` tokens less, so that no long prompt is starved.
+    charged in time instead of tokens), divided by the user's weight. A user who comes back starts
+    at the least counter of those who are active: idleness is not saved up. Inside a user the
+    fewest missing tokens go first, and each second of waiting counts as `aging` tokens less, so
+    that no long prompt is starved. A higher rank goes after every lower one, whatever was served.
     """
 
     pads_finished = False
@@ -84,12 +86,14 @@ class Fair:
         self.aging = aging
         self.served: dict[str, float] = {}
         self._active: dict[str, int] = {}
+        self._standings: dict[str, Standing] = {}
 
     def order(self, candidates: Iterable[Request], now: float) -> list[Request]:
-        """By the users' counters, then by missing tokens less aging; see Policy."""
+        """By rank, the users' counters, then by missing tokens less aging; see Policy."""
         return sorted(
             candidates,
             key=lambda request: (
+                request.standing.rank,
                 self.served.get(request.user, 0.0),
                 request.num_uncomputed_tokens - self.aging * (now - request.arrival_time),
                 request.arrival_time,
@@ -100,26 +104,30 @@ class Fair:
         """Always; see Policy."""
         return True
 
-    def max_running(self, max_num_seqs: int) -> int:
-        """An equal part of the places for every user who wants any; see Policy."""
-        return max(1, max_num_seqs // max(1, len(self._active)))
+    def max_running(self, user: str, max_num_seqs: int) -> int:
+        """A part of the places by weight among those of the same or a lower rank; see Policy."""
+        own = self._standings[user]
+        weights = sum(s.weight for s in self._standings.values() if s.rank <= own.rank)
+        return max(1, int(max_num_seqs * own.weight / weights))
 
-    def join(self, user: str) -> None:
+    def join(self, user: str, standing: Standing) -> None:
         """Lift the counter of a user who was away; see Policy."""
         if user not in self._active:
             least = min((self.served[name] for name in self._active), default=0.0)
             self.served[user] = max(self.served.get(user, 0.0), least)
         self._active[user] = self._active.get(user, 0) + 1
+        self._standings[user] = standing
 
     def leave(self, user: str) -> None:
         """One request less; see Policy."""
         self._active[user] -= 1
         if not self._active[user]:
-            del self._active[user]
+            del self._active[user], self._standings[user]
 
     def charge(self, user: str, seconds: float) -> None:
         """Add to the user's counter; see Policy."""
-        self.served[user] = self.served.get(user, 0.0) + seconds
+        weight = self._standings.get(user, EQUAL).weight
+        self.served[user] = self.served.get(user, 0.0) + seconds / weight
 
 
 class StaticBatch(FirstComeFirstServed):

@@ -8,6 +8,7 @@ from typing import Any
 
 from mlx_cb.core.outputs import FinishReason
 from mlx_cb.sampling_params import SamplingParams
+from mlx_cb.standing import EQUAL, Standing
 
 
 class RequestStatus(Enum):
@@ -45,6 +46,7 @@ class Request:
     eos_token_ids: frozenset[int]
     seed: int
     user: str = "local"
+    standing: Standing = EQUAL
     arrival_time: float = 0.0
     cache_salt: bytes = b""
     num_prompt_tokens: int = field(init=False)

@@ -55,7 +55,7 @@ class Scheduler:
         """Accept a request. The caller has checked that it can ever fit."""
         self.requests[request.request_id] = request
         self.waiting[request.request_id] = request
-        self.policy.join(request.user)
+        self.policy.join(request.user, request.standing)
         request.waiting_for = "next step"
         self._note(request, "queued", f"{request.num_prompt_tokens} prompt tokens")
 
@@ -166,7 +166,10 @@ class Scheduler:
         # Something always moves: a full house of decodes leaves one quantum to those who wait.
         room = max(budget - num_decodes, min(budget, self.kv_cache.block_size))
         may_admit = self.policy.may_admit(self.num_running)
-        share = self.policy.max_running(self.config.max_num_seqs)
+        places = {
+            user: self.policy.max_running(user, self.config.max_num_seqs)
+            for user in {request.user for request in self.waiting.values()}
+        }
         running = Counter(request.user for request in (*self.decoding, *self.prefilling))
         blocks_short = bool(plan.record.preempted)
         for request in self._prefill_candidates(plan):
@@ -180,7 +183,7 @@ class Scheduler:
                 self._pass_over(plan, request, "batch to end")
             elif self.num_running >= self.config.max_num_seqs:
                 self._pass_over(plan, request, "slots")
-            elif running[request.user] >= share:
+            elif running[request.user] >= places[request.user]:
                 self._pass_over(plan, request, "fair share")
             elif blocks_short or not self._admit(plan, request):
                 # Whoever comes next must not take the blocks that this one is waiting for.

@@ -44,6 +44,7 @@ from mlx_cb.engine.messages import (
 from mlx_cb.engine.stream import OutputStream
 from mlx_cb.errors import EngineDead, MlxCbError
 from mlx_cb.sampling_params import SamplingParams
+from mlx_cb.standing import EQUAL, Standing
 
 log = logging.getLogger("mlx_cb.engine")
 
@@ -124,6 +125,7 @@ class AsyncEngine:
         params: SamplingParams,
         *,
         user: str = "local",
+        standing: Standing = EQUAL,
     ) -> AsyncIterator[RequestOutput]:
         """Stream one generation; see Engine."""
         if not self.is_ready:
@@ -138,7 +140,7 @@ class AsyncEngine:
         if len(self._streams) == 1:
             self._last_frame = time.monotonic()
         try:
-            self._send(Add(request_id, list(prompt_ids), params, user))
+            self._send(Add(request_id, list(prompt_ids), params, user, standing))
             while True:
                 output = await stream.get()
                 yield output

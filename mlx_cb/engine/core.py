@@ -30,6 +30,7 @@ from mlx_cb.model.memory_plan import Limits, plan_memory
 from mlx_cb.model.probe import probe
 from mlx_cb.model.runner import LaunchedStep, ModelRunner, RunnerSettings
 from mlx_cb.sampling_params import SamplingParams
+from mlx_cb.standing import EQUAL, Standing
 
 KV_MEMORY_SHARE = 0.4  # of what is available after loading, for `--kv-memory auto`
 
@@ -121,6 +122,7 @@ class EngineCore:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         user: str = "local",
+        standing: Standing = EQUAL,
     ) -> Request:
         """Accept a request; it joins at the next step.
 
@@ -138,6 +140,7 @@ class EngineCore:
             eos_token_ids=self.loaded.eos_token_ids,
             seed=seed,
             user=user,
+            standing=standing,
             arrival_time=self._clock(),
             cache_salt=user.encode(),
         )

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from mlx_cb.core.outputs import RequestOutput
 from mlx_cb.sampling_params import SamplingParams
+from mlx_cb.standing import EQUAL, Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class Engine(Protocol):
         params: SamplingParams,
         *,
         user: str = "local",
+        standing: Standing = EQUAL,
     ) -> AsyncIterator[RequestOutput]:
         """Stream one generation; the last output carries the finish reason.
 

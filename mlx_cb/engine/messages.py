@@ -15,6 +15,7 @@ from mlx_cb.config import EngineConfig
 from mlx_cb.core.outputs import RequestOutput
 from mlx_cb.engine.interface import ModelInfo
 from mlx_cb.sampling_params import SamplingParams
+from mlx_cb.standing import EQUAL, Standing
 
 _LENGTH = struct.Struct("!I")
 
@@ -32,6 +33,7 @@ class Add(msgspec.Struct, tag=True):
     prompt_ids: list[int]
     params: SamplingParams
     user: str
+    standing: Standing = EQUAL
 
 
 class Abort(msgspec.Struct, tag=True):

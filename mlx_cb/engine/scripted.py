@@ -29,6 +29,7 @@ from mlx_cb.engine.scripted_model import (
 )
 from mlx_cb.errors import ContextLengthExceeded, EngineDead, InvalidRequest, MlxCbError, Overloaded
 from mlx_cb.sampling_params import SamplingParams
+from mlx_cb.standing import EQUAL, Standing
 
 _NEVER = -9999.0
 _REMEMBERED = 1000
@@ -43,6 +44,7 @@ class Played:
     num_prompt_tokens: int
     params: SamplingParams
     queued_at: float
+    standing: Standing = EQUAL
     status: str = "waiting"
     admitted_at: float | None = None
     first_token_at: float | None = None
@@ -130,6 +132,7 @@ class ScriptedEngine:
         params: SamplingParams,
         *,
         user: str = "local",
+        standing: Standing = EQUAL,
     ) -> AsyncIterator[RequestOutput]:
         """Play the first reply that fits."""
         if not self._is_ready:
@@ -138,7 +141,14 @@ class ScriptedEngine:
             raise ContextLengthExceeded("the prompt is longer than the script's max_model_len")
         reply = self._find(prompt_ids)
         played = self._remember(
-            Played(request_id, user, len(prompt_ids), params, queued_at=time.time())
+            Played(
+                request_id,
+                user,
+                len(prompt_ids),
+                params,
+                queued_at=time.time(),
+                standing=standing,
+            )
         )
         try:
             async with self._slots:

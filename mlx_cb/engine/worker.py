@@ -80,7 +80,13 @@ class Worker:
 
     def _add(self, message: Add) -> None:
         try:
-            self._core.add(message.request_id, message.prompt_ids, message.params, message.user)
+            self._core.add(
+                message.request_id,
+                message.prompt_ids,
+                message.params,
+                message.user,
+                message.standing,
+            )
         except MlxCbError as error:
             name = type(error).__name__
             self._channel.send(Refused(message.request_id, name, error.message, error.param))

@@ -102,7 +102,7 @@ class Endpoint:
         user: User = scope["state"]["account"]
         generation: Generation | None = None
         try:
-            generation = await self._front.prepare(given, request_id, user.name)
+            generation = await self._front.prepare(given, request_id, user)
             scope["state"]["generation"] = generation
             async with self._front.accounts.place_for(user, generation):
                 await generation.start()

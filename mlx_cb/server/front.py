@@ -23,6 +23,7 @@ from mlx_cb.server.structured import beside_calls, forced_call_grammar, with_gra
 from mlx_cb.server.tool_choice import ToolChoice
 from mlx_cb.server.transcript import Transcript
 from mlx_cb.server.usage import Usage
+from mlx_cb.server.users import User
 from mlx_cb.server.views import Owners
 from mlx_cb.text.chat_template import ChatInput, Prompt
 from mlx_cb.text.model_text import ModelText
@@ -112,7 +113,7 @@ class Front:
             )
         return self.served_name
 
-    async def prepare(self, given: GenerateInput, request_id: str, user: str) -> Generation:
+    async def prepare(self, given: GenerateInput, request_id: str, user: User) -> Generation:
         """Encode and check all that can be checked; nothing runs yet.
 
         Raises InvalidRequest, ContextLengthExceeded, EngineDead.
@@ -127,8 +128,8 @@ class Front:
             for number, prompt in enumerate(prompts)
             for k in range(given.n)
         ]
-        self.owners.note((choice.request_id for choice in choices), user)
-        return Generation(self.engine, self.metrics, choices, user)
+        self.owners.note((choice.request_id for choice in choices), user.name)
+        return Generation(self.engine, self.metrics, choices, user.name, user.standing)
 
     async def encode(self, prompt: PromptInput) -> Prompt:
         """One prompt's token ids; long prompts are encoded off the event loop."""

@@ -17,6 +17,7 @@ from mlx_cb.errors import EngineDead, MlxCbError
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.server.metrics import Metrics
 from mlx_cb.server.transcript import Transcript
+from mlx_cb.standing import EQUAL, Standing
 from mlx_cb.text.events import EndReason, Finish, OutputEvent
 from mlx_cb.text.output_parser import OutputParser
 
@@ -59,6 +60,7 @@ class Generation:
     metrics: Metrics
     choices: list[Choice]
     user: str
+    standing: Standing = EQUAL
     arrived: float = field(default_factory=time.monotonic)
     first_token_s: float | None = None
     was_started: bool = False
@@ -72,7 +74,11 @@ class Generation:
         """
         for choice in self.choices:
             choice.outputs = self.engine.generate(
-                choice.request_id, choice.prompt_ids, choice.params, user=self.user
+                choice.request_id,
+                choice.prompt_ids,
+                choice.params,
+                user=self.user,
+                standing=self.standing,
             )
             choice.first = asyncio.ensure_future(anext(choice.outputs))
         self.was_started = True

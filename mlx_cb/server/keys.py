@@ -16,11 +16,13 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from mlx_cb.errors import InvalidRequest, MlxCbError
 from mlx_cb.server.users import User, check_name
+from mlx_cb.standing import Standing
 
 PREFIX = "mcb_"
 _log = logging.getLogger("mlx_cb.server")
@@ -41,10 +43,19 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inference: bool = True
     max_running: int | None = None
     daily_tokens: int | None = None
+    weight: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
+    rank: Annotated[int, msgspec.Meta(ge=0, le=1)] = 0
 
     def user(self) -> User:
         """Whom the key stands for."""
-        return User(self.name, self.inference, self.admin, self.max_running, self.daily_tokens)
+        return User(
+            self.name,
+            may_infer=self.inference,
+            is_admin=self.admin,
+            max_running=self.max_running,
+            daily_tokens=self.daily_tokens,
+            standing=Standing(self.weight, self.rank),
+        )
 
     def is_expired(self, now: float) -> bool:
         """True from the moment of expiry on."""

@@ -9,20 +9,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import socket
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
 
 from mlx_cb.server.app import create_app
 from mlx_cb.server.front import Front
+from mlx_cb.server.tls import Certificates, TlsError
 
 # After this long, answers that are still open are ended with an error.
 DRAIN_S = 2.5
+# How often certificates are looked at: a machine that changes networks has new addresses.
+_CERTIFICATE_CHECK_S = 60.0
+_log = logging.getLogger("mlx_cb.server")
 
 
 class PortBusy(OSError):
     """Another program listens there."""
+
+
+def bind_all(port: int) -> list[socket.socket]:
+    """Sockets on every IPv4 and IPv6 address, one port for both; IPv4 alone where that is all.
+
+    Raises PortBusy.
+    """
+    first = bind("0.0.0.0", port)
+    try:
+        return [first, bind("::", first.getsockname()[1])]
+    except PortBusy:
+        first.close()
+        raise
+    except OSError as error:
+        _log.warning("there is no IPv6 here: %s", error)
+        return [first]
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -31,6 +53,9 @@ def bind(host: str, port: int) -> socket.socket:
     # The protocol must be named: asyncio turns Nagle's delay off only where it reads TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        # Otherwise `::` would take IPv4's port as well, and show its callers as ::ffff:a.b.c.d.
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     try:
         listener.bind((host, port))
         listener.listen(2048)
@@ -54,8 +79,11 @@ class _Server(uvicorn.Server):
 class Serving:
     """One running HTTP server."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Front, certificates: Certificates | None = None) -> None:
+        """Raises TlsError when there are certificates that cannot be used."""
         self._front = front
+        self._certificates = certificates
+        self._context = None if certificates is None else _context(certificates)
         config = uvicorn.Config(
             create_app(front),
             http="httptools",
@@ -67,15 +95,34 @@ class Serving:
             date_header=True,
             timeout_keep_alive=120,
             backlog=2048,
+            ssl_context_factory=self._given_context if self._context is not None else None,
         )
         self._server = _Server(config)
 
     async def run(self, listeners: list[socket.socket]) -> None:
         """Serve until `stop`."""
+        renewing = asyncio.create_task(self._renew_certificate())
         try:
             await self._server.serve(sockets=listeners)
         finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
             self._front.close()
+
+    def _given_context(self, *_: object) -> ssl.SSLContext:
+        assert self._context is not None
+        return self._context
+
+    async def _renew_certificate(self) -> None:
+        """Connections made after a renewal see the new certificate; open ones go on."""
+        while self._certificates is not None and self._context is not None:
+            await asyncio.sleep(_CERTIFICATE_CHECK_S)
+            try:
+                if await asyncio.to_thread(self._certificates.renew):
+                    self._certificates.load_into(self._context)
+                    _log.info("there is a new certificate")
+            except (TlsError, OSError) as error:
+                _log.error("the certificate stays as it was: %s", error)
 
     async def stop(self, drain_s: float = DRAIN_S) -> None:
         """Take no new requests, let open answers end for `drain_s`, then end them."""
@@ -87,3 +134,11 @@ class Serving:
             await asyncio.sleep(0.05)
         for answer in list(front.open_answers):
             answer.cancel()
+
+
+def _context(certificates: Certificates) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    certificates.load_into(context)
+    return context

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mlx_cb.errors import Forbidden, InvalidRequest
+from mlx_cb.standing import EQUAL, Standing
 
 # The user of a server without keys; nobody else may be called so.
 LOCAL_NAME = "local"
@@ -29,6 +30,7 @@ class User:
     Attributes:
         max_running: most generations at once, the rest wait; None for no limit of his own.
         daily_tokens: prompt plus answer tokens of a day; None for no limit.
+        standing: his part of a busy machine.
         may_infer, is_admin: separate rights; an admin without the first cannot use the model.
     """
 
@@ -37,6 +39,7 @@ class User:
     is_admin: bool = False
     max_running: int | None = None
     daily_tokens: int | None = None
+    standing: Standing = EQUAL
 
     def may_see(self, owner: str | None) -> bool:
         """Whether what belongs to `owner` may be shown to this user; None: to nobody known."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from mlx_cb.server import keys
 from mlx_cb.server.access import presented_keys
 from mlx_cb.server.keys import Keys, KeysError, parse_expiry
 from mlx_cb.server.rate import FREE_GUESSES, Attempts
+from mlx_cb.standing import Standing
 from tests.server.conftest import LiveServer
 from tests.team.conftest import Serve, Team
 
@@ -189,6 +191,14 @@ def test_the_key_names_the_engines_user(serve: Serve, team: Team) -> None:
     assert local.engine.played[answer.headers["x-request-id"]].user == "local"
 
 
+def test_the_key_carries_weight_and_class_to_the_engine(serve: Serve, team: Team) -> None:
+    team.add("kim", weight=2.5, rank=1)
+    server = serve({"text": "a"}, keys_file=team.path)
+    for who, standing in (("kim", Standing(2.5, 1)), ("alice", Standing())):
+        answer = chat(server, team.as_(who))
+        assert server.engine.played[answer.headers["x-request-id"]].standing == standing
+
+
 def test_guesses_are_slowed_and_others_are_not(serve: Serve, team: Team) -> None:
     server = serve({"text": "a"}, keys_file=team.path)
     assert chat(server, team.as_("alice")).status_code == 200
@@ -245,8 +255,10 @@ def run(*arguments: str) -> int:
 def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = str(tmp_path / "deep" / "keys.json")
     assert run("keys", "add", "dora", "--admin", "--daily-tokens", "9", "--keys", file) == 0
+    assert run("keys", "add", "bot", "--class", "batch", "--weight", "0.5", "--keys", file) == 0
+    assert run("keys", "add", "zero", "--weight", "0", "--keys", file) == 2
     out, _ = capfd.readouterr()
-    key = out.strip()
+    key = out.split()[0]
     found = Keys(Path(file)).find(key.encode())
     assert found is not None
     assert (found.name, found.is_admin, found.daily_tokens) == ("dora", True, 9)
@@ -257,11 +269,13 @@ def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert run("keys", "list", "--keys", file) == 0
     listed = capfd.readouterr().out
     assert "model+admin" in listed
+    assert re.search(r"bot +model +batch +0\.5 ", listed)
     assert key not in listed
     assert run("keys", "rotate", "dora", "--keys", file) == 0
     assert Keys(Path(file)).find(key.encode()) is None
     assert run("keys", "revoke", "dora", "--keys", file) == 0
     assert run("keys", "revoke", "dora", "--keys", file) == 1
+    assert run("keys", "revoke", "bot", "--keys", file) == 0
     assert json.loads(Path(file).read_text()) == {"version": 1, "keys": []}
 
 
