@@ -113,8 +113,9 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """True while a step can make progress."""
-        return self.scheduler.has_work or self._in_flight is not None
+        """True while a step can make progress, or has outputs to hand out."""
+        waiting = self._in_flight is not None or bool(self._pending_outputs)
+        return self.scheduler.has_work or waiting
 
     def add(
         self,

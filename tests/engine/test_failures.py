@@ -56,6 +56,18 @@ def test_what_can_never_fit_is_refused_at_once() -> None:
     assert not core.has_work
 
 
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_the_last_request_to_be_aborted_still_gets_its_end(pipelined: bool) -> None:
+    core = tiny.engine(tiny.llama_model(), pipelined=pipelined)
+    core.add("r", [1, 2], tiny.greedy(50))
+    collected = tiny.Collected()
+    for _ in range(3):
+        collected.take(core.step())
+    core.abort("r")
+    tiny.run(core, collected)
+    assert collected.finish_reasons["r"] is FinishReason.ABORT
+
+
 @pytest.mark.parametrize("max_tokens", [1, 2, 6, 100, None])
 @pytest.mark.parametrize("prompt", [26, 30, 31])
 def test_c032_output_fills_the_context_and_not_more(prompt: int, max_tokens: int | None) -> None:
