@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import time
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -94,6 +95,13 @@ def test_codex_gets_its_catalogue_only_when_it_asks(serve: Serve) -> None:
     assert entry["supported_reasoning_levels"] == entry["experimental_supported_tools"] == []
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    """A line is logged after its answer was sent, so the client may be the first to be done."""
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("log_prompts", [False, True])
 def test_c123_what_people_write_is_logged_only_on_request(
     serve: Serve, caplog: pytest.LogCaptureFixture, log_prompts: bool
@@ -104,6 +112,7 @@ def test_c123_what_people_write_is_logged_only_on_request(
         server.chat("my secret", temperature=-1)
         server.post(CHAT, {"messages": [{"role": "user", "content": [{"type": "my secret"}]}]})
         server.chat("my secret", stream=True)
+        wait_for(lambda: caplog.text.count("prompt_tokens=") >= 2)
     assert ("my secret" in caplog.text) == log_prompts
     assert ("the answer" in caplog.text) == log_prompts
     assert "prompt_tokens=" in caplog.text
@@ -114,6 +123,7 @@ def test_log_lines_as_json(serve: Serve, caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.INFO, logger="mlx_cb.access"):
         answer = server.chat()
         server.get("/health")
+        wait_for(lambda: bool(caplog.records))
     (line,) = [json.loads(record.getMessage()) for record in caplog.records]
     assert line["request_id"] == answer.headers["x-request-id"]
     assert (line["status"], line["completion_tokens"], line["path"]) == (200, 2, CHAT)
