@@ -28,6 +28,7 @@ from mlx_cb.model.cache_spec import layer_kinds
 from mlx_cb.model.loader import LoadedModel, load
 from mlx_cb.model.memory_plan import Limits, plan_memory
 from mlx_cb.model.probe import probe
+from mlx_cb.model.matmul_tiles import tile_rows
 from mlx_cb.model.runner import LaunchedStep, ModelRunner, RunnerSettings
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.standing import EQUAL, Standing
@@ -76,7 +77,11 @@ class EngineCore:
             checkpoints=checkpoints,
             keeps=lambda block_ids: self.runner.storage.keeps(block_ids),
         )
-        scheduling = replace(config.scheduler, max_num_seqs=plan.max_num_seqs)
+        scheduling = replace(
+            config.scheduler,
+            max_num_seqs=plan.max_num_seqs,
+            tile_rows=config.scheduler.tile_rows or tile_rows(loaded.config),
+        )
         self.scheduler = Scheduler(scheduling, kv_cache, clock=clock)
         settings = RunnerSettings(block_size, pool.capacity, config.attention)
         self.runner = ModelRunner(loaded, self.cache_spec, settings=settings)

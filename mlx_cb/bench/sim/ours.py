@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mlx_cb.bench.metrics import Figures
 from mlx_cb.bench.sim.client import Client, SimCall
@@ -94,6 +94,7 @@ class OurServer:
         self.substrate = substrate
         pool = BlockPool(substrate.num_blocks(BLOCK_SIZE))
         kv_cache = KVCacheManager(pool, BLOCK_SIZE, prefix_cache=True)
+        config = replace(config, tile_rows=config.tile_rows or substrate.tile_rows)
         self.scheduler = Scheduler(config, kv_cache, clock=lambda: clock.now)
         self.admission = AdmissionControl(config.max_num_seqs, config.max_queue_wait_s)
         self.waits = Waits()

@@ -22,6 +22,7 @@ class Substrate:
         step_s, row_s: of the host between two steps, per step and per token handed out.
         peer_step_s, peer_row_s: the same for the peer.
         salts_users: prefixes are shared within a user only, as the server does.
+        tile_rows: as the engine knows it; see SchedulerConfig.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Substrate:
     peer_step_s: float = 0.0
     peer_row_s: float = 0.0
     salts_users: bool = True
+    tile_rows: int = 1
 
     def num_blocks(self, block_size: int) -> int:
         """Blocks that fit."""
@@ -63,4 +65,5 @@ def apple(chip: Chip, model: ModelShape, memory_gb: float) -> Substrate:
         kv_bytes=kv_room(model, memory_gb),
         token_bytes=model.kv_bytes,
         max_tokens=model.max_tokens,
+        tile_rows=chip.tile_rows if model.experts is None else 1,
     )

@@ -12,8 +12,8 @@ from mlx_cb.errors import InvalidRequest
 
 DENSE, MIXED = "Llama-3.1-8B-4bit", "Qwen3-30B-A3B-4bit"
 
-# Decode tok/s at 1k context for 1, 2, 4, 8, 16, 32 rows, and prefill tok/s (of 512 at once): the table of
-# performance.md, which was made by another program from the same formula.
+# Decode tok/s at 1k context for 1, 2, 4, 8, 16, 32 rows, and prefill tok/s (of 512 at once): the
+# table of performance.md, which was made by another program from the same formula.
 DECODE = {
     ("M1", DENSE): (13, 17, 19, 25, 47, 80, 112),
     ("M2 Pro", DENSE): (36, 47, 55, 64, 119, 208, 282),
