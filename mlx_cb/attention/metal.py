@@ -9,6 +9,7 @@ warning; the reference backend then serves its rows. Knows nothing about request
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -232,7 +233,7 @@ def _rows(kernel: str, metadata: AttentionMetadata, first: int, last: int) -> _R
 
 def proof_cases(
     variant: Variant, block_size: int, tuning: Tuning
-) -> list[AttentionCase] | list[MlaCase]:
+) -> Sequence[AttentionCase | MlaCase]:
     """Small problems that compile exactly the variant's texts (both splits of a decode)."""
     size = block_size
     if variant.kernel == "mla_decode":
@@ -245,9 +246,7 @@ def proof_cases(
             contexts=(1, size - 1, 2 * size + 1),
             tuning=tuning,
         )
-        # One split sequence of a few heads: a kernel that is split at all has this text.
-        split = (1, tuning.partition + 2 * size)
-        return [latent, replace(latent, contexts=split)]
+        return [latent, replace(latent, contexts=(1, tuning.partition + 2 * size))]
     case = AttentionCase(
         dtype=variant.dtype,
         kv="same" if variant.kv_dtype == variant.dtype else str(variant.kv_dtype).split(".")[-1],
