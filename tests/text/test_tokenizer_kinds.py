@@ -209,7 +209,13 @@ def llama_pair(
     return Tokenizer.load(folder), oracle
 
 
-@given(text=TEXTS.filter(lambda text: "▁" not in text and "\x00" not in text))
+def is_plain(text: str) -> bool:
+    """False for what sentencepiece itself rewrites, and for a byte token that is spelled out:
+    `tokenizers` takes that one for the byte in a unigram model."""
+    return not any(odd in text for odd in ("▁", "\x00", "<0x"))
+
+
+@given(text=TEXTS.filter(is_plain))
 @settings(max_examples=60, deadline=None)
 def test_tokens_of_a_sentencepiece_model_are_sentencepieces(
     llama_pair: tuple[Tokenizer, sentencepiece.SentencePieceProcessor], text: str
