@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mlx_cb.cli.simulation import sim
+from mlx_cb.cli.simulation import pair, sim
 from mlx_cb.errors import MlxCbError
 
 # Everything else is imported where it is used: `mlx-cb --help` must not wait for numpy.
@@ -187,6 +187,7 @@ def suite(
             only=frozenset(only),
             rounds=rounds,
             announce=_announcer(bar),
+            keep=_keeper(options["json_file"]),
         )
         report = _run(run_suite(file, models, settings))
     wanted = file.gate
@@ -238,7 +239,7 @@ def _measure(
     from mlx_cb.bench.measuring import Assignment, Policy, measure_load
     from mlx_cb.bench.workloads import make
 
-    load = make(workload, dict(_pair(text) for text in options.param))
+    load = make(workload, dict(pair(text) for text in options.param))
     wanted = gates.relevant(gates.read_gates(options.gate).gate, {workload}) if options.gate else ()
     console = Console()
     total = len(load.plan(options.seed).calls())
@@ -273,7 +274,7 @@ def _conditions(options: Options, folder: Path | None) -> Any:
     if options.token_ids and folder is None:
         raise click.UsageError("--token-ids needs --tokenizer")
     fields = {}
-    for name, text in (_pair(text) for text in options.field):
+    for name, text in (pair(text) for text in options.field):
         try:
             fields[name] = msgspec.json.decode(text)
         except msgspec.DecodeError as error:
@@ -286,7 +287,7 @@ def _conditions(options: Options, folder: Path | None) -> Any:
         as_ids=options.token_ids,
         fields=tuple(fields.items()),
         key=options.key,
-        keys=dict(_pair(text) for text in options.user_key),
+        keys=dict(pair(text) for text in options.user_key),
     )
 
 
@@ -350,8 +351,16 @@ def _announcer(bar: Progress) -> Callable[[str, int, int], None]:
 
     def announce(name: str, number: int, total: int) -> None:
         bar.update(line, description=name, completed=number - 1, total=total)
+        if not bar.console.is_terminal:  # a bar shows nothing in a file or a pipe
+            bar.console.print(f"{number} of {total}: {name}")
 
     return announce
+
+
+def _keeper(path: Path | None) -> Callable[[dict[str, Any]], None]:
+    from mlx_cb.bench.report import write_json
+
+    return lambda report: write_json(report, path) if path else None
 
 
 def _peer_spec(peer: str, folder: str) -> Any:
@@ -364,13 +373,6 @@ def _peer_spec(peer: str, folder: str) -> Any:
     if "://" not in peer:
         raise click.UsageError(f"--peer {peer!r} is none of: {_PEERS}")
     return ServerSpec("peer", Kind.URL, None, url=peer)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, found, value = text.partition("=")
-    if not found:
-        raise click.UsageError(f"{text!r} is not NAME=VALUE")
-    return name, value
 
 
 def _folder(model: str) -> Path:

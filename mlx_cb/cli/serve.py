@@ -146,6 +146,7 @@ def run(config: ServerConfig, also_ports: tuple[int, ...] = ()) -> int:
     from mlx_cb.server.serving import PortBusy, bind, bind_all
 
     _set_up_logging(config.log_format)
+    _allow_many_connections()
     certificates = access.certificates(config)
     listeners: list[socket.socket] = []
     for port in (config.port, *also_ports):
@@ -179,21 +180,23 @@ def _make_engine(config: ServerConfig) -> Any:
 async def _serve(
     config: ServerConfig, listeners: list[socket.socket], certificates: Certificates | None
 ) -> int:
-    from mlx_cb.server.front import Front
-    from mlx_cb.server.serving import Serving
-
     started = time.monotonic()
     signals = _Signals()
     engine = _make_engine(config)
+    await engine.start()
+    await asyncio.sleep(0)  # the engine's process begins to load while this one imports the rest
+    from mlx_cb.server.front import Front
+    from mlx_cb.server.serving import Serving
+
     front = Front(engine, config)
     serving = Serving(front, certificates)
-    await engine.start()
     running = asyncio.create_task(serving.run(listeners))
     port = listeners[0].getsockname()[1]
     url = access.url(config, port)
     _say(f"listening on {url}, loading {config.engine.model.model}")
     for other in access.further_urls(config, port):
         _say(f"  also {other}")
+    access.open_doors(front, url)
     loading = asyncio.create_task(_load(front, engine, url, started))
     announcing = asyncio.create_task(access.announce(front, port))
     stopping = asyncio.create_task(signals.first())
@@ -266,6 +269,19 @@ def _by_whom(port: int) -> str:
     except psutil.Error:
         return ""  # other users' processes are hidden from us on macOS
     return ""
+
+
+def _allow_many_connections() -> None:
+    """macOS lets a program have 256 files unless it asks, and each connection is one."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 10_240 if hard == resource.RLIM_INFINITY else min(10_240, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:
+            logging.getLogger("mlx_cb").warning("at most %d connections: %s", soft, error)
 
 
 def _set_up_logging(log_format: str) -> None:

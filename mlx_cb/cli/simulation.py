@@ -237,17 +237,20 @@ def _parameters(name: str, options: Options) -> dict[str, str]:
 
     from mlx_cb.bench.workloads import WORKLOADS
 
-    given = {}
-    for text in options.param:
-        key, found, value = text.partition("=")
-        if not found:
-            raise click.UsageError(f"{text!r} is not NAME=VALUE")
-        given[key] = value
+    given = dict(pair(text) for text in options.param)
     cls = WORKLOADS.get(name.rstrip("0123456789"))
     known = {field.name for field in dataclasses.fields(cls)} if cls is not None else set()
     if options.chip != _CPU and "scale" in known:
         given.setdefault("scale", "1")
     return given
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Name and value. Raises UsageError when it is not NAME=VALUE."""
+    name, found, value = text.partition("=")
+    if not found:
+        raise click.UsageError(f"{text!r} is not NAME=VALUE")
+    return name, value
 
 
 def _write(report: dict[str, Any], options: Options) -> None:
