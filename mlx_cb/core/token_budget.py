@@ -1,6 +1,7 @@
 """How many tokens a step may hold: by predicted time, not by count.
 
-Source: performance.md §2 (tiles) and §3; the dynamic control that Sarathi-Serve (Agrawal et al. 2024) leaves open.
+Source: performance.md §2 (tiles) and §3; the dynamic control that Sarathi-Serve (Agrawal et al.
+2024) leaves open.
 """
 
 from __future__ import annotations
