@@ -167,7 +167,9 @@ async def journal(server: RunningServer, run: Run) -> list[dict[str, float]]:
 def _attention(step: dict[str, Any]) -> dict[str, float]:
     """What the chunks of a step attend to: the journal's list of them in three numbers, as
     `sim.cost.PassShape` has them."""
-    chunks = [(chunk["start"], chunk["num_tokens"]) for chunk in step.get("prefills", ())]
+    if "prefills" not in step:
+        return {}
+    chunks = [(chunk["start"], chunk["num_tokens"]) for chunk in step["prefills"]]
     return {
         "chunks": len(chunks),
         "pairs": sum(count * (start + count / 2) for start, count in chunks),

@@ -92,8 +92,8 @@ def sim(**options: Any) -> None:
     mlx-cb bench sim --validate-here
     """
     chosen = Options(**options)
-    modes = (chosen.workload is not None, chosen.goals, chosen.sizing)
-    modes += (chosen.validate is not None, chosen.validate_here)
+    modes = [chosen.workload is not None, chosen.goals, chosen.sizing]
+    modes += [chosen.validate is not None, chosen.validate_here]
     if sum(modes) != 1:
         raise click.UsageError(
             "give one of: a workload, --goals, --sizing, --validate, --validate-here"

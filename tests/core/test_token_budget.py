@@ -42,4 +42,7 @@ def test_a_step_is_whole_tiles_and_what_decodes_leave_of_one_is_used() -> None:
     assert rows(8, 0.0013) == 64, "69 rows would fit the time and cost three tiles"
     assert rows(8, 0.01) == 32, "one tile is there in any case"
     assert rows(33, 0.01) % 32 == 0
-    assert rows(64, 1.0) == 96, "a full house of decodes leaves a tile to those who wait"
+
+    tight = SchedulerConfig(tile_rows=32, itl_target_ms=1.0)
+    late = StepCostModel(0.01, 1.0)
+    assert token_budget(tight, late, StepShape(64, 1, 0)) == 96, "those who wait get a tile"

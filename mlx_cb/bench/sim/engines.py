@@ -38,7 +38,7 @@ class Engine:
         return OurServer(clock, substrate, self.settings, standings=self.standings, seed=seed)
 
 
-ENGINES = {
+ENGINES: dict[str, SchedulerConfig | PeerSettings] = {
     "ours": SchedulerConfig(),
     "fcfs": SchedulerConfig(policy="fcfs"),
     "static": SchedulerConfig(policy="static"),

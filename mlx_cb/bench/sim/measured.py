@@ -52,9 +52,10 @@ def peer_steps(path: Path, since: float = 0.0, until: float = float("inf")) -> l
     chosen = [entry for entry in entries if since <= entry["started"] <= until]
     return [
         Measured(
+            # What was moved before a step is paid for by its first pass.
             [
-                _peer_pass(*part, entry["copied"] if not n else 0)
-                for n, part in enumerate(entry["passes"])
+                _peer_pass(part, 0 if number else entry["copied"])
+                for number, part in enumerate(entry["passes"])
             ],
             entry["seconds"],
             entry["started"],
@@ -64,7 +65,8 @@ def peer_steps(path: Path, since: float = 0.0, until: float = float("inf")) -> l
     ]
 
 
-def _peer_pass(kind: str, count: int, tokens: int, before: int, copied: int) -> PassShape:
+def _peer_pass(written: tuple[str, int, int, int], copied: int) -> PassShape:
+    kind, count, tokens, before = written
     if kind == "decode":
         return PassShape(count, count, context=count * (before + 1), copied=copied)
     return PassShape(
@@ -96,7 +98,8 @@ def host_times(steps: Sequence[Measured], calls: Sequence[Mapping[str, Any]]) ->
     ]
     step_s = row_s = 0.0
     if len({tokens for tokens, _ in between}) > 1:
-        row_s, step_s = (float(value) for value in np.polyfit(*zip(*between, strict=True), 1))
+        tokens, gaps = (np.asarray(column) for column in zip(*between, strict=True))
+        row_s, step_s = (float(value) for value in np.polyfit(tokens, gaps, 1))
     elif between:
         step_s = median([gap for _, gap in between])
     fronts = []
@@ -213,7 +216,8 @@ def read_description(path: Path) -> Description:
         ]
     except (OSError, msgspec.DecodeError, ValueError) as error:
         raise InvalidRequest(f"{path} does not describe a machine: {error}") from error
-    return Description(file.name, file.made, *sides, file.num_blocks, file.max_tokens)
+    ours, peer = sides
+    return Description(file.name, file.made, ours, peer, file.num_blocks, file.max_tokens)
 
 
 def describe(
