@@ -129,6 +129,12 @@ class RecurrentStates:
         """Bytes of every state that is kept."""
         return sum(array.nbytes for array in self.arrays())
 
+    @property
+    def num_buffers(self) -> int:
+        """Arrays that are kept, those of checkpoints included."""
+        saved = 0 if self.checkpoints is None else len(self.checkpoints)
+        return len(self.arrays()) + saved * sum(self._sizes)
+
     def clear(self) -> None:
         """Forget all states, checkpoints too."""
         self._rows.clear()
