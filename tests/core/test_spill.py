@@ -13,14 +13,14 @@ SHARED = [list(range(16)), list(range(100, 109))]
 
 
 def crowded(*, on: bool) -> World:
-    """Four requests of 49 tokens over 20 blocks, run to their end."""
-    world = World(num_blocks=20)
+    """Four requests that need 18 blocks each, over 24 blocks, run to their end."""
+    world = World(num_blocks=24, max_num_batched_tokens=64)
     if not on:
         world.tier.turn_off()
     for index in range(4):
-        world.add(f"r{index}", list(range(50 * index, 50 * index + 25)), output=24)
+        world.add(f"r{index}", list(range(50 * index, 50 * index + 9)), output=60)
     world.finish()
-    assert all(len(world.answers[f"r{index}"]) == 24 for index in range(4))
+    assert all(len(world.answers[f"r{index}"]) == 60 for index in range(4))
     return world
 
 

@@ -150,7 +150,7 @@ def test_a_pool_of_half_the_demand_spills_and_recomputes_little(
     pipelined=st.booleans(),
 )
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_random_runs_over_one_folder_equal_solo_runs(
     engines: Engines,
