@@ -25,7 +25,8 @@ from mlx_cb.ssd.store import BlockStore, Fetched, Gone, TurnedOff
 
 log = logging.getLogger("mlx_cb.ssd")
 
-STAGED_BYTES = 2**27  # most that is on its way from the SSD at once
+MOVED_SHARE = 1 / 16  # of the pool: most that is in memory on its way out, and on its way back
+MOST_MOVED = 2**28  # bytes, however large the pool is
 MIN_RESTORE_TOKENS = 64  # fewer are computed sooner than they are fetched
 IDLE_BATCH = 8  # blocks copied out at once while nothing runs: a new request waits for no more
 DISK_SHARE = 0.1  # of the disk, for `--ssd-cache-size auto`
@@ -56,12 +57,13 @@ class SsdCarrier:
             size = int(psutil.disk_usage(str(path)).total * DISK_SHARE)
         daily = config.ssd_daily_writes
         limits = FolderLimits(size, DAILY_WRITES if daily is None else daily)
-        store = BlockStore(BlockFolder(path, kind, limits))
+        moved = min(MOST_MOVED, int(runner.max_blocks * kind.num_bytes * MOVED_SHARE))
+        store = BlockStore(BlockFolder(path, kind, limits), max_pending_bytes=moved)
         known = store.start()
         log.info("SSD tier in %s: %d blocks of this model are there", path, len(known))
         tier_limits = SsdLimits(
             min_restore_blocks=-(-MIN_RESTORE_TOKENS // config.block_size),
-            max_staged_blocks=max(2, STAGED_BYTES // kind.num_bytes),
+            max_staged_blocks=max(4, moved // kind.num_bytes),
         )
         return cls(runner, SsdTier(tier_limits, known), store, {})
 

@@ -16,6 +16,8 @@ from mlx_cb.ssd.folder import BlockFolder
 
 log = logging.getLogger("mlx_cb.ssd")
 
+MIN_PENDING = 16  # blocks that leave together fit, however little memory there is
+
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
@@ -55,11 +57,11 @@ class StoreCounters:
 class BlockStore:
     """Blocks by content hash, on disk. All methods are for one thread: the engine's."""
 
-    def __init__(self, folder: BlockFolder, max_pending_bytes: int = 2**28) -> None:
+    def __init__(self, folder: BlockFolder, max_pending_bytes: int) -> None:
         self.folder = folder
         self.counters = StoreCounters()
         self.reason_off: str | None = None
-        self._max_pending = max(2, max_pending_bytes // folder.kind.file_size)
+        self._max_pending = max(MIN_PENDING, max_pending_bytes // folder.kind.file_size)
         self._full_day: str | None = None
         # One operation at a time on it, each of which is whole by itself: no lock.
         self._pending: dict[bytes, bytes] = {}

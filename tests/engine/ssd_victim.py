@@ -33,7 +33,7 @@ def prompts() -> list[list[int]]:
     ]
 
 
-def serve(folder: Path, started: int) -> None:
+def serve(folder: Path, seed: int, started: int) -> None:
     """Ask the same questions for ever; ends only by a signal, or with WRONG."""
     model = tiny.llama_model()
     answers = json.loads((folder / "answers.json").read_text())
@@ -49,7 +49,7 @@ def serve(folder: Path, started: int) -> None:
     )
     core = EngineCore(config, tiny.loaded_model(model))
     questions = prompts()
-    order = random.Random(started)
+    order = random.Random(os.getpid())
     names = itertools.count()
     os.write(started, b"!")
     while True:
@@ -63,7 +63,7 @@ def serve(folder: Path, started: int) -> None:
         while core.idle():
             pass
         restored = core.ssd.status()["restored_blocks"]
-        (folder / "restored").write_text(str(restored))
+        (folder / f"restored-{seed}").write_text(str(restored))
 
 
 def main(folder: Path, kills: int, seed: int) -> int:
@@ -72,12 +72,12 @@ def main(folder: Path, kills: int, seed: int) -> int:
     restored = 0
     for _ in range(kills):
         reading, started = os.pipe()
-        (folder / "restored").write_text("0")
+        (folder / f"restored-{seed}").write_text("0")
         child = os.fork()
         if child == 0:
             os.close(reading)
             try:
-                serve(folder, started)
+                serve(folder, seed, started)
             except BaseException as error:
                 print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(WRONG)
@@ -89,7 +89,7 @@ def main(folder: Path, kills: int, seed: int) -> int:
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
             return WRONG
-        restored += int((folder / "restored").read_text() or 0)
+        restored += int((folder / f"restored-{seed}").read_text() or 0)
     print(f"{kills} kills, {restored} blocks restored", flush=True)
     return 0
 

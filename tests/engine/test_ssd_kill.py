@@ -16,23 +16,28 @@ from tests import tiny
 from tests.engine.ssd_victim import OUTPUT, prompts
 
 
-def kill_and_go_on(folder: Path, kills: int) -> None:
+def kill_and_go_on(folder: Path, kills: int, num_servers: int = 1) -> None:
     model = tiny.llama_model()
     answers = [tiny.solo(model, prompt, OUTPUT) for prompt in prompts()]
     (folder / "answers.json").write_text(json.dumps(answers))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.ssd_victim", str(folder), str(kills), "1"],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=800,
-    )
-    assert done.returncode == 0, done.stderr
-    said = re.search(r"(\d+) kills, (\d+) blocks restored", done.stdout)
-    assert said is not None, done.stdout
-    assert int(said[1]) == kills
-    assert int(said[2]) > 0, "nothing came back: the kills met no files"
-    assert "is not used" not in done.stderr, "a half-written file got its final name"
+    victims = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.engine.ssd_victim", str(folder), str(kills), str(seed)],
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for seed in range(1, num_servers + 1)
+    ]
+    for victim in victims:
+        said, errors = victim.communicate(timeout=800)
+        assert victim.returncode == 0, errors
+        found = re.search(r"(\d+) kills, (\d+) blocks restored", said)
+        assert found is not None, said
+        assert int(found[1]) == kills
+        assert int(found[2]) > 0, "nothing came back: the kills met no files"
+        assert "is not used" not in errors, "a half-written file got its final name"
     _check_folder(folder / "ssd")
 
 
@@ -57,3 +62,8 @@ def test_two_kills(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_fifty_kills(tmp_path: Path) -> None:
     kill_and_go_on(tmp_path, 50)
+
+
+@pytest.mark.slow
+def test_two_servers_on_one_folder_are_killed_in_turn(tmp_path: Path) -> None:
+    kill_and_go_on(tmp_path, 10, num_servers=2)

@@ -14,14 +14,14 @@ import pytest
 from mlx_cb.ssd import folder as folder_module
 from mlx_cb.ssd.block_file import BlockKind
 from mlx_cb.ssd.folder import BlockFolder, FolderLimits
-from mlx_cb.ssd.store import BlockStore, Fetched, Gone, StoreEvent, TurnedOff
+from mlx_cb.ssd.store import MIN_PENDING, BlockStore, Fetched, Gone, StoreEvent, TurnedOff
 
 KIND = BlockKind(b"i" * 32, 100)
 ROOMY = FolderLimits(10**9, 10**9)
 
 
-def started(path: Path, limits: FolderLimits = ROOMY, **kwargs: int) -> BlockStore:
-    store = BlockStore(BlockFolder(path, KIND, limits), **kwargs)
+def started(path: Path, limits: FolderLimits = ROOMY, num_pending: int = 1000) -> BlockStore:
+    store = BlockStore(BlockFolder(path, KIND, limits), num_pending * KIND.file_size)
     store.start()
     return store
 
@@ -44,7 +44,7 @@ def test_put_and_fetch(tmp_path: Path) -> None:
     events = collect(store, lambda events: len(events) == 2)
     assert events == [Fetched(b"a" * 16, b"A" * 100), Fetched(b"b" * 16, None)]
     store.close(10)
-    again = BlockStore(BlockFolder(tmp_path, KIND, ROOMY))
+    again = BlockStore(BlockFolder(tmp_path, KIND, ROOMY), 10**6)
     assert again.start() == {b"a" * 16}
     again.close(10)
 
@@ -63,9 +63,10 @@ def test_room_is_bounded_and_comes_back(tmp_path: Path, monkeypatch: pytest.Monk
     gate = threading.Event()
     write = folder_module.write_file
     monkeypatch.setattr(folder_module, "write_file", lambda *a: (gate.wait(30), write(*a)))
-    store = started(tmp_path, max_pending_bytes=3 * KIND.file_size)
-    for index in range(3):
-        assert store.room == 3 - index
+    store = started(tmp_path, num_pending=1)
+    assert store.room == MIN_PENDING
+    for index in range(MIN_PENDING):
+        assert store.room == MIN_PENDING - index
         store.put(bytes([index]) * 16, b"x" * 100)
     assert store.room == 0
     store.fetch(bytes([2]) * 16)
@@ -74,9 +75,9 @@ def test_room_is_bounded_and_comes_back(tmp_path: Path, monkeypatch: pytest.Monk
     gate.set()
     store.wait_for_room(30)
     assert store.room > 0
-    collect_written(store, 3)
+    collect_written(store, MIN_PENDING)
     store.close(30)
-    assert store.room == 3
+    assert store.room == MIN_PENDING
 
 
 def test_a_full_disk_turns_it_off_once_and_loudly(
