@@ -22,10 +22,10 @@ from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
 from mlx_cb.engine.interface import ModelInfo
 from mlx_cb.engine.overview import overview
-from mlx_cb.engine.ssd_carrier import SsdCarrier, SsdOff
+from mlx_cb.engine.ssd_carrier import SsdCarrier, open_tier
 from mlx_cb.errors import ContextLengthExceeded, InvalidRequest
 from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
-from mlx_cb.model.fingerprint import fingerprint
+from mlx_cb.model.embedding_runner import EmbeddingRunner
 from mlx_cb.model.loader import LoadedModel, load
 from mlx_cb.model.machine_memory import Machine
 from mlx_cb.model.memory_plan import Limits, plan_memory
@@ -82,8 +82,9 @@ class EngineCore:
             config.attention,
             lambda: tokenizer_file(loaded.path, cache_dir()),
         )
-        self.runner = ModelRunner(loaded, self.cache_spec, settings=settings)
-        self.ssd = self._open_ssd()
+        make_runner = ModelRunner if loaded.pooling is None else EmbeddingRunner
+        self.runner = make_runner(loaded, self.cache_spec, settings=settings)
+        self.ssd = open_tier(config.cache, loaded, self.cache_spec, self.runner)
         pool = BlockPool(plan.num_blocks)
         num_checkpoints = plan.num_checkpoints if config.cache.prefix_cache else 0
         checkpoints = Checkpoints(num_checkpoints) if self.cache_spec.is_recurrent else None
@@ -104,24 +105,6 @@ class EngineCore:
             self.runner.storage.windows[window].budget = places
         self.max_request_tokens = min(loaded.max_model_len, pool.capacity * block_size)
 
-    def _open_ssd(self) -> SsdCarrier | SsdOff:
-        """The SSD tier; a reason when there is none. Serving never depends on it."""
-        cache, spec = self.config.cache, self.cache_spec
-        if cache.ssd_cache is None:
-            return SsdOff("no --ssd-cache")
-        if not cache.prefix_cache:
-            return SsdOff("--no-prefix-cache: nothing would be found again")
-        if spec.is_recurrent or set(spec.bytes_by_window) != {None}:
-            return SsdOff.loudly(
-                f"{self.loaded.architecture} has recurrent or sliding-window layers, for which "
-                "blocks are not all there is to a prefix"
-            )
-        identity = fingerprint(self.loaded, spec, cache.block_size)
-        try:
-            return SsdCarrier.open(cache, self.runner, identity)
-        except OSError as error:
-            return SsdOff.loudly(f"{cache.ssd_cache} cannot be used: {error.strerror or error}")
-
     @classmethod
     def load(cls, config: EngineConfig) -> EngineCore:
         """Load the configured model. Raises ModelNotFound, UnsupportedModel or OutOfMemory."""
@@ -138,7 +121,8 @@ class EngineCore:
         Each kernel variant proves itself against the reference at its first use; here that
         happens before anybody waits for an answer.
         """
-        params = SamplingParams(temperature=0.7, max_tokens=3, ignore_eos=True)
+        most = 3 if self.loaded.pooling is None else 0
+        params = SamplingParams(temperature=0.7, max_tokens=most, ignore_eos=True)
         prompt = [0] * (2 * self.config.cache.block_size + 3)
         for request_id in ("warm-up decode", "warm-up prefill"):
             self.add(request_id, prompt[: self.max_request_tokens - 1], params)
@@ -197,6 +181,8 @@ class EngineCore:
 
     def _check(self, prompt_ids: Sequence[int], params: SamplingParams, room: int) -> None:
         vocab_size = self.vocab_size
+        if self.loaded.pooling is not None and params.max_tokens != 0:
+            raise InvalidRequest("an embedding model generates no text", param="model")
         if not prompt_ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
         if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab_size:
@@ -315,6 +301,8 @@ class EngineCore:
             layout=self.cache_spec.layout.value,
             blas=blas.active(),
             created=int((loaded.path / "config.json").stat().st_mtime),
+            pooling=loaded.pooling,
+            hidden_size=int(loaded.config.get("hidden_size") or 0),
         )
 
     def overview(self, after: int) -> dict[str, Any]:

@@ -18,6 +18,9 @@ import psutil
 from mlx_cb.config import CacheConfig
 from mlx_cb.core.scheduler_output import SchedulerOutput
 from mlx_cb.core.ssd_tier import BlockContent, SsdLimits, SsdTier
+from mlx_cb.model.cache_spec import CacheSpec
+from mlx_cb.model.fingerprint import fingerprint
+from mlx_cb.model.loader import LoadedModel
 from mlx_cb.model.runner import ModelRunner
 from mlx_cb.ssd.block_file import BlockKind
 from mlx_cb.ssd.folder import BlockFolder, FolderLimits
@@ -189,3 +192,22 @@ class SsdOff:
     def status(self) -> dict[str, Any]:
         """JSON-ready, for `/status`."""
         return {"state": "off", "reason": self.reason}
+
+
+def open_tier(
+    config: CacheConfig, loaded: LoadedModel, spec: CacheSpec, runner: ModelRunner
+) -> SsdCarrier | SsdOff:
+    """The SSD tier, or the reason why there is none. Serving never depends on it."""
+    if config.ssd_cache is None:
+        return SsdOff("no --ssd-cache")
+    if not config.prefix_cache:
+        return SsdOff("--no-prefix-cache: nothing would be found again")
+    if spec.is_recurrent or set(spec.bytes_by_window) != {None}:
+        return SsdOff.loudly(
+            f"{loaded.architecture} has recurrent or sliding-window layers, for which blocks are "
+            "not all there is to a prefix"
+        )
+    try:
+        return SsdCarrier.open(config, runner, fingerprint(loaded, spec, config.block_size))
+    except OSError as error:
+        return SsdOff.loudly(f"{config.ssd_cache} cannot be used: {error.strerror or error}")
