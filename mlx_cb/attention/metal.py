@@ -15,14 +15,16 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_cb.attention.backend import AttentionBackend
-from mlx_cb.attention.kernel_cases import AttentionCase
+from mlx_cb.attention.kernel_cases import AttentionCase, QuantizeCase
 from mlx_cb.attention.kernels import Launcher
+from mlx_cb.attention.kv_quantize import quantize_rows
 from mlx_cb.attention.kv_storage import KVLayer
 from mlx_cb.attention.metadata import AttentionMetadata
-from mlx_cb.attention.paged import AttentionShape, KVPool, PagedContext
+from mlx_cb.attention.paged import AttentionShape, PagedContext, QuantizedRows
 from mlx_cb.attention.paged_decode import paged_decode
 from mlx_cb.attention.paged_prefill import PrefillChunks, paged_prefill, plan_prefill
 from mlx_cb.attention.reference import ReferenceBackend
+from mlx_cb.attention.stored_form import CODES, kernel_pool
 from mlx_cb.attention.tuning import Tuning
 
 _log = logging.getLogger(__name__)
@@ -34,17 +36,19 @@ class Variant:
 
     kernel: str
     dtype: mx.Dtype
-    kv_dtype: mx.Dtype
+    kv: str
     dim: int
-    value_dim: int
-    group: int
-    window: bool
-    sinks: bool
+    value_dim: int = 0
+    group: int = 1
+    window: bool = False
+    sinks: bool = False
 
     def __str__(self) -> str:
         flags = "".join(f" {name}" for name in ("window", "sinks") if getattr(self, name))
-        dtype, kv = (str(t).removeprefix("mlx.core.") for t in (self.dtype, self.kv_dtype))
-        return f"{self.kernel}[{dtype}/{kv} D={self.dim}/{self.value_dim} G={self.group}{flags}]"
+        dtype = str(self.dtype).removeprefix("mlx.core.")
+        return (
+            f"{self.kernel}[{dtype}/{self.kv} D={self.dim}/{self.value_dim} G={self.group}{flags}]"
+        )
 
 
 @dataclass(slots=True)
@@ -61,7 +65,7 @@ class _Rows:
 
 
 class MetalBackend(AttentionBackend):
-    """Decode rows through paged_decode, chunks through paged_prefill."""
+    """Decode rows through paged_decode, chunks through paged_prefill, codes by kv_quantize."""
 
     def __init__(
         self, block_size: int, launch: Launcher, tuning: Tuning, name: str = "metal"
@@ -83,6 +87,13 @@ class MetalBackend(AttentionBackend):
             self._parts.append(_rows("paged_decode", metadata, 0, decodes))
         if entries > decodes:
             self._parts.append(_rows("paged_prefill", metadata, decodes, entries))
+
+    def quantize(self, rows: mx.array, bits: int) -> QuantizedRows:
+        """Through kv_quantize; see AttentionBackend."""
+        variant = Variant("kv_quantize", rows.dtype, f"int{bits}", rows.shape[-1])
+        if self._is_usable(variant):
+            return quantize_rows(rows, bits, self._launch)
+        return super().quantize(rows, bits)
 
     def attend(
         self, layer: KVLayer, queries: mx.array, scale: float, sinks: mx.array | None
@@ -112,7 +123,7 @@ class MetalBackend(AttentionBackend):
         variant = Variant(
             part.kernel,
             rows.dtype,
-            spec.dtype,
+            layer.keys.form.name,
             spec.key_dim,
             spec.value_dim,
             rows.shape[1] // spec.num_kv_heads,
@@ -121,7 +132,7 @@ class MetalBackend(AttentionBackend):
         )
         if not self._is_usable(variant):
             return self._reference(part).attend(layer, rows, scale, sinks)
-        pool = KVPool.dense(layer.keys, layer.values)
+        pool = kernel_pool(layer.keys.form, layer.keys.arrays, layer.values.arrays)
         shape = AttentionShape(scale, spec.window)
         flat = rows[:, :, 0]
         if part.chunks is None:
@@ -163,7 +174,13 @@ class MetalBackend(AttentionBackend):
             or plan_prefill(dims, variant.dtype.size, self._tuning) is None
         ):
             return f"no tile for head dim {dims} of {variant.dtype}"
-        for case in proof_cases(variant, self.block_size, self._tuning):
+        cases: list[AttentionCase] | list[QuantizeCase]
+        if variant.kernel == "kv_quantize":
+            shape = (3, 2, variant.dim)
+            cases = [QuantizeCase(variant.dtype, CODES[variant.kv], shape)]
+        else:
+            cases = proof_cases(variant, self.block_size, self._tuning)
+        for case in cases:
             problem = case.build()
             try:
                 answer = problem.run(self._launch)
@@ -203,7 +220,7 @@ def proof_cases(variant: Variant, block_size: int, tuning: Tuning) -> list[Atten
     size = block_size
     case = AttentionCase(
         dtype=variant.dtype,
-        kv="same" if variant.kv_dtype == variant.dtype else str(variant.kv_dtype).split(".")[-1],
+        kv=variant.kv,
         dim=variant.dim,
         value_dim=variant.value_dim,
         block_size=size,

@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mlx_cb.cli import kv_quality
 from mlx_cb.errors import MlxCbError
 
 # Everything else is imported where it is used: `mlx-cb --help` must not wait for numpy.
@@ -387,5 +388,6 @@ def _cache() -> Path:
     return cache_dir() / "bench"
 
 
+bench.add_command(kv_quality.command)
 # The name under which the command line's group looks for it.
 command = bench

@@ -35,6 +35,7 @@ class Request:
         waiting_for, waits: what it waits for now, and for how many steps it waited for what.
         is_plain_greedy: the next token is the arg max of the model's own logits.
         cache_salt: keeps one user's prefixes apart from another's.
+        copy_from: block whose beginning is copied into the next one that is taken.
         resume_state: what recurrent layers remember of the prefix that was found, for the runner.
         checkpoint_tokens: block borders at which such a state is worth saving, ascending.
     """
@@ -57,6 +58,7 @@ class Request:
     num_in_flight: int = 0
     num_cached_tokens: int = 0
     num_hashed_blocks: int = 0
+    copy_from: int | None = None
     resume_state: Any = None
     checkpoint_tokens: tuple[int, ...] = ()
     stop_token_ids: frozenset[int] = field(init=False)
