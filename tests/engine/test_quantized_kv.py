@@ -187,5 +187,5 @@ def test_the_kernels_give_the_tokens_of_the_reference(kv_dtype: str) -> None:
             same_as_alone(kv_dtype, prompt, collected.token_ids[f"r{index}"])
     kernels = cores["emulator"].runner.backend
     assert kernels.switched_off == {}
-    used = {variant.kernel for variant in kernels._proven}
+    used = {variant.kernel for variant in kernels.proven}
     assert used == {"kv_quantize", "paged_decode", "paged_prefill"}
