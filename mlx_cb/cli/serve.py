@@ -51,6 +51,12 @@ _KV_DTYPES = click.Choice([*_DTYPES.choices, "int8", "int4"])
 @setting("--strict-model", is_flag=True, help="Refuse requests that name another model.")
 @setting("--revision", help="Hub revision of MODEL.")
 @setting("--adapter", help="Folder of a LoRA or DoRA adapter to put into MODEL.")
+@setting(
+    "--embeddings",
+    default="auto",
+    type=click.Choice(["auto", "mean", "last"]),
+    help="Serve embeddings: when the checkpoint says so, or pooled like this.",
+)
 @setting("--max-num-seqs", default=64, type=click.IntRange(1), help="Most requests at once.")
 @setting("--max-num-batched-tokens", default="auto", type=CountOrAuto(), help="Rows of a step.")
 @setting("--max-model-len", type=click.IntRange(1), help="Longest prompt plus answer, tokens.")
@@ -81,6 +87,12 @@ _KV_DTYPES = click.Choice([*_DTYPES.choices, "int8", "int4"])
 @setting("--keys", type=click.Path(path_type=Path, dir_okay=False), help="File of who has a key.")
 @setting("--allow-host", multiple=True, help="Further Host name that is this server's.")
 @setting("--allow-origin", multiple=True, help="Web site whose pages may use this server.")
+@setting(
+    "--reasoning-key",
+    default="reasoning_content",
+    type=click.Choice(["reasoning_content", "reasoning", "both", "inline"]),
+    help="Where chat completions put reasoning.",
+)
 def command(**given: Any) -> int:
     """Serve MODEL over HTTP: a hub id, a folder, a .gguf file, demo, or scripted:FILE."""
     if given["lan"] and given["host"] != "127.0.0.1":
@@ -101,6 +113,7 @@ def build_config(given: dict[str, Any]) -> ServerConfig:
             dtype=given["dtype"],
             max_model_len=given["max_model_len"],
             adapter=given["adapter"],
+            embeddings=given["embeddings"],
         ),
         cache=CacheConfig(
             block_size=given["block_size"],
@@ -118,7 +131,7 @@ def build_config(given: dict[str, Any]) -> ServerConfig:
         attention=given["attention"],
     )
     folder = config_path().parent
-    names = ("lan", "port", "strict_model", "log_format", "log_prompts")
+    names = ("lan", "port", "strict_model", "log_format", "log_prompts", "reasoning_key")
     return ServerConfig(
         served_model_name=given["served_model_name"] or _shown_name(given["model"]),
         aliases=tuple(given["alias"]),
@@ -150,6 +163,7 @@ def run(config: ServerConfig, also_ports: tuple[int, ...] = ()) -> int:
     from mlx_cb.server.serving import PortBusy, bind, bind_all
 
     _set_up_logging(config.log_format)
+    _allow_many_connections()
     certificates = access.certificates(config)
     listeners: list[socket.socket] = []
     for port in (config.port, *also_ports):
@@ -212,6 +226,7 @@ async def _serve(
     _say(f"listening on {url}, loading {config.engine.model.model}")
     for other in access.further_urls(config, port):
         _say(f"  also {other}")
+    access.open_doors(front, url)
     loading = asyncio.create_task(_load(front, engine, url, started))
     announcing = asyncio.create_task(access.announce(front, port))
     stopping = asyncio.create_task(signals.first())
@@ -284,6 +299,19 @@ def _by_whom(port: int) -> str:
     except psutil.Error:
         return ""  # other users' processes are hidden from us on macOS
     return ""
+
+
+def _allow_many_connections() -> None:
+    """macOS lets a program have 256 files unless it asks, and each connection is one."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 10_240 if hard == resource.RLIM_INFINITY else min(10_240, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:
+            logging.getLogger("mlx_cb").warning("at most %d connections: %s", soft, error)
 
 
 def _set_up_logging(log_format: str) -> None:

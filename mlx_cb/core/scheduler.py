@@ -8,7 +8,7 @@ prefill chunks in the policy's order. No MLX, no threads, no clock but the injec
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from mlx_cb.config import SchedulerConfig
@@ -45,6 +45,9 @@ class Scheduler:
         self.num_padding = 0
         self.pad_table = kv_cache.pool.allocate(1) if self.policy.pads_finished else []
         self.num_preemptions = 0
+        self.service: defaultdict[str, float] = defaultdict(
+            float
+        )  # measured seconds by user, since start
         self.step = 0
         self._clock = clock
 
@@ -171,7 +174,6 @@ class Scheduler:
         }
         running = Counter(request.user for request in (*self.decoding, *self.prefilling))
         blocks_short = bool(plan.record.preempted)
-        joins_later = not self.policy.pads_finished
         for request in self._prefill_candidates(plan):
             if len(plan.record.passed_over) >= MAX_EXPLAINED and room <= 0:
                 break
@@ -186,7 +188,7 @@ class Scheduler:
                 plan.pass_over(request, "slots")
             elif running[request.user] >= places[request.user]:
                 plan.pass_over(request, "fair share")
-            elif joins_later and (shared := self.kv_cache.in_the_making(request)):
+            elif not self.policy.pads_finished and (shared := self.kv_cache.in_the_making(request)):
                 room -= self._wait_for_prefix(plan, request, shared, room)
             elif blocks_short or not self._admit(plan, request):
                 # Whoever comes next must not take the blocks that this one is waiting for.
@@ -245,8 +247,7 @@ class Scheduler:
         count = min(request.num_uncomputed_tokens, room)
         if not self._make_room(request, start + count, plan):
             return 0
-        if request.copy_from is not None:
-            plan.copy_block(request, start // self.kv_cache.block_size)
+        plan.copy_promised(request, start // self.kv_cache.block_size)
         request.num_computed_tokens = start + count
         samples = request.num_uncomputed_tokens == 0
         plan.prefills.append(ScheduledChunk(request, start, count, samples))
@@ -271,6 +272,7 @@ class Scheduler:
         self.cost_model.observe(plan.num_rows, plan.record.context_sum, seconds)
         for user, part in plan.shares(self.cost_model).items():
             self.policy.charge(user, part * seconds)
+            self.service[user] += part * seconds
         for chunk in plan.prefills:
             if chunk.request.status is RequestStatus.RUNNING:
                 self.kv_cache.remember(chunk.request, chunk.start + chunk.num_tokens)
@@ -309,6 +311,7 @@ class Scheduler:
         assert not self.requests
         self.step = 0
         self.journal = Journal(self.config.journal_steps)
+        self.service.clear()
         self.kv_cache.forget_all()
         self.kv_cache.forget_stats()
 
@@ -345,6 +348,7 @@ class Scheduler:
             stop_token_id=stop_token_id,
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens,
+            embedding=token.embedding,
         )
 
     def _finish(

@@ -62,11 +62,11 @@ class SchedulerOutput:
         yield from self.decodes
         yield from (chunk.request for chunk in self.prefills if chunk.samples)
 
-    def copy_block(self, request: Request, index: int) -> None:
-        """A request's block `index` begins with what another block holds, as it was promised."""
-        assert request.copy_from is not None
-        self.copies.append(BlockCopy(request.copy_from, request.block_table[index]))
-        request.copy_from = None
+    def copy_promised(self, request: Request, index: int) -> None:
+        """A request's block `index` begins with what another block holds, if that was promised."""
+        if request.copy_from is not None:
+            self.copies.append(BlockCopy(request.copy_from, request.block_table[index]))
+            request.copy_from = None
 
     def pass_over(self, request: Request, reason: str) -> None:
         """Note why a request gets nothing from this step."""
