@@ -18,6 +18,9 @@ from mlx_cb.core.checkpoints import Checkpoints
 from mlx_cb.core.prefix_waits import PrefixWaits, SharedPrefix
 from mlx_cb.core.request import Request, RequestStatus
 
+#: Least part of a block that is copied rather than computed again.
+WORTH_COPYING = 0.25
+
 
 @dataclass(slots=True)
 class PrefixStats:
@@ -167,7 +170,9 @@ class KVCacheManager:
         count = min(self.block_size, request.num_tokens - 1 - start)
         wanted = self._tokens(request, len(hits), count)
         block_id, count = self.pool.find_beginning(self._parent(request, len(hits)), wanted)
-        if not count or not self._keeps([*hits, block_id], start + count):
+        if count < WORTH_COPYING * self.block_size or not count:
+            return 0
+        if not self._keeps([*hits, block_id], start + count):
             return 0
         request.copy_from = block_id
         return count
