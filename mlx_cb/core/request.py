@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -37,6 +38,7 @@ class Request:
         is_plain_greedy: the next token is the arg max of the model's own logits.
         cache_salt: keeps one user's prefixes apart from another's.
         most_computed_tokens: what it had computed when it last gave way.
+        copy_from: block whose beginning is copied into the next one that is taken.
         resume_state: what recurrent layers remember of the prefix that was found, for the runner.
         checkpoint_tokens: block borders at which such a state is worth saving, ascending.
         border_state: that of the newest block border the text has passed, from the runner.
@@ -62,6 +64,7 @@ class Request:
     num_cached_tokens: int = 0
     num_hashed_blocks: int = 0
     most_computed_tokens: int = 0
+    copy_from: int | None = None
     resume_state: Any = None
     checkpoint_tokens: tuple[int, ...] = ()
     border_state: BorderState | None = None
@@ -112,3 +115,18 @@ class RequestEvent:
     step: int
     what: str
     detail: str = ""
+
+
+def check_places(
+    requests: Mapping[str, Request], waiting: Mapping[str, Request], running: Sequence[Request]
+) -> None:
+    """Raise AssertionError unless every placed request is known, once, and as what it is."""
+    placed = [*waiting.values(), *running]
+    assert len(placed) == len({request.request_id for request in placed})
+    for request in placed:
+        assert requests[request.request_id] is request
+        assert request.status is not RequestStatus.FINISHED
+        is_running = request.request_id not in waiting
+        assert is_running == (request.status is RequestStatus.RUNNING)
+        assert request.copy_from is None, "a copy was promised and not planned"
+    assert all(not request.block_table for request in waiting.values())

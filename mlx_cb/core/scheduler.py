@@ -14,11 +14,12 @@ from collections.abc import Callable
 from mlx_cb.config import SchedulerConfig
 from mlx_cb.core.cost_model import StepCostModel
 from mlx_cb.core.journal import ChunkRecord, Journal, StepRecord, tell
-from mlx_cb.core.kv_cache_manager import KVCacheManager, PrefixStats
+from mlx_cb.core.kv_cache_manager import KVCacheManager
 from mlx_cb.core.outputs import FinishReason, RequestOutput, SampledToken
 from mlx_cb.core.policy import POLICIES
+from mlx_cb.core.prefix_waits import SharedPrefix
 from mlx_cb.core.pressure import Ladder, admission_order, choose_victim
-from mlx_cb.core.request import Request, RequestEvent, RequestStatus
+from mlx_cb.core.request import Request, RequestEvent, RequestStatus, check_places
 from mlx_cb.core.restoring import Restoring
 from mlx_cb.core.scheduler_output import MAX_EXPLAINED, ScheduledChunk, SchedulerOutput
 from mlx_cb.core.token_budget import StepShape, token_budget
@@ -48,9 +49,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.ladder = Ladder()
         self.restoring = Restoring(kv_cache)
-        self.service: defaultdict[str, float] = defaultdict(
-            float
-        )  # measured seconds by user, since start
+        #: Measured seconds by user, since start.
+        self.service: defaultdict[str, float] = defaultdict(float)
         self.step = 0
         self._clock = clock
 
@@ -128,8 +128,7 @@ class Scheduler:
     def _make_room(self, request: Request, num_tokens: int, plan: SchedulerOutput) -> bool:
         """Slots for `num_tokens`, taking others' blocks while there are none; see `choose_victim`.
 
-        Requests that already have rows in this plan, or got blocks back for it, are safe: decodes
-        are visited oldest first. False when the request itself had to give way.
+        Members of this plan are safe. False when the request itself had to give way.
         """
         while not self.kv_cache.allocate_slots(request, num_tokens):
             everyone = (*self.decoding, *self.prefilling)
@@ -143,11 +142,7 @@ class Scheduler:
         return True
 
     def _preempt(self, victim: Request, plan: SchedulerOutput, cause: str) -> None:
-        """Take a request's blocks; it waits again with its output kept and comes back later.
-
-        What launched steps have written stays findable until it is overwritten, and with an SSD
-        tier it is stored before that.
-        """
+        """Take a request's blocks; it waits again, and what was written stays findable."""
         self.ladder.take_from(victim)
         self.kv_cache.remember(victim, min(victim.num_computed_tokens, victim.num_tokens))
         self._release(victim)
@@ -188,6 +183,7 @@ class Scheduler:
             if len(plan.record.passed_over) >= MAX_EXPLAINED and room <= 0:
                 break
             if room <= 0:
+                self.kv_cache.note_parting(request)
                 plan.pass_over(request, "budget")
             elif request.status is RequestStatus.RUNNING:
                 room -= self._schedule_chunk(plan, request, room)
@@ -197,6 +193,8 @@ class Scheduler:
                 plan.pass_over(request, "slots")
             elif running[request.user] >= places[request.user]:
                 plan.pass_over(request, "fair share")
+            elif not self.policy.pads_finished and (shared := self.kv_cache.in_the_making(request)):
+                room -= self._wait_for_prefix(plan, request, shared, room)
             elif blocks_short or not self._admit(plan, request):
                 # Whoever comes next must not take the blocks that this one is waiting for.
                 blocks_short = True
@@ -235,8 +233,23 @@ class Scheduler:
         self.restoring.begin(request, plan.record.started)
         return True
 
+    def _wait_for_prefix(
+        self, plan: SchedulerOutput, request: Request, shared: SharedPrefix, room: int
+    ) -> int:
+        """Another one computes what this one needs, so its turn goes there; returns rows given.
+
+        Nobody waits longer so than if each computed everything: the rows are those of its turn.
+        """
+        plan.pass_over(request, "shared prefix")
+        missing = shared.num_tokens - shared.request.num_computed_tokens
+        if missing <= 0 or shared.request not in self.prefilling:
+            return 0  # on its way
+        return self._schedule_chunk(plan, shared.request, min(room, missing))
+
     def _schedule_chunk(self, plan: SchedulerOutput, request: Request, room: int) -> int:
-        """Give a request up to `room` rows; returns how many it got."""
+        """Give a request up to `room` rows, once per step; returns how many it got."""
+        if any(chunk.request is request for chunk in plan.prefills):
+            return 0
         start = request.num_computed_tokens
         count = min(request.num_uncomputed_tokens, room)
         if request in self.restoring:
@@ -244,6 +257,7 @@ class Scheduler:
             return 0
         if not self._make_room(request, start + count, plan):
             return 0
+        plan.copy_promised(request, start // self.kv_cache.block_size)
         request.num_computed_tokens = start + count
         self.ladder.compute(request, start, start + count)
         samples = request.num_uncomputed_tokens == 0
@@ -273,6 +287,7 @@ class Scheduler:
         for chunk in plan.prefills:
             if chunk.request.status is RequestStatus.RUNNING:
                 self.kv_cache.remember(chunk.request, chunk.start + chunk.num_tokens)
+                self.kv_cache.remember_rest(chunk.request, chunk.start + chunk.num_tokens)
         now = self._clock()
         outputs = []
         for request, token in zip(plan.sampling(), sampled, strict=True):
@@ -283,14 +298,15 @@ class Scheduler:
 
     def fail(self, plan: SchedulerOutput, message: str) -> list[RequestOutput]:
         """A step went wrong: its requests end with an error, the others go on."""
-        self.kv_cache.forget_all()
         requests = {r.request_id: r for r in plan.decodes}
         requests |= {c.request.request_id: c.request for c in plan.prefills}
-        return [
+        outputs = [
             self._finish(request, FinishReason.ERROR, error=message)
             for request in requests.values()
             if request.status is not RequestStatus.FINISHED
         ]
+        self.kv_cache.forget_all()
+        return outputs
 
     def restart_running(self, cause: str) -> None:
         """Send every running request back to the queue, because the blocks' content is lost."""
@@ -308,7 +324,7 @@ class Scheduler:
         self.journal = Journal(self.config.journal_steps)
         self.service.clear()
         self.kv_cache.forget_all()
-        self.kv_cache.stats = PrefixStats()
+        self.kv_cache.forget_stats()
 
     def _append(
         self, request: Request, token: SampledToken, plan: SchedulerOutput, now: float
@@ -378,14 +394,6 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every request and every block is where it should be."""
-        placed = [*self.waiting.values(), *self.prefilling, *self.decoding]
-        assert len(placed) == len({request.request_id for request in placed})
-        for request in placed:
-            assert self.requests[request.request_id] is request
-            assert request.status is not RequestStatus.FINISHED
-            assert (request.request_id in self.waiting) == (
-                request.status is not RequestStatus.RUNNING
-            )
-        assert all(not request.block_table for request in self.waiting.values())
-        tables = [request.block_table for request in self.requests.values()]
-        self.kv_cache.pool.check_integrity([*tables, self.pad_table])
+        check_places(self.requests, self.waiting, [*self.prefilling, *self.decoding])
+        tables = [self.pad_table, *(request.block_table for request in self.requests.values())]
+        self.kv_cache.pool.check_integrity(tables)

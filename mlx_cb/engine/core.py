@@ -16,7 +16,7 @@ from mlx_cb.config import EngineConfig
 from mlx_cb.core.block_pool import BlockPool
 from mlx_cb.core.checkpoints import Checkpoints
 from mlx_cb.core.journal import StepRecord
-from mlx_cb.core.kv_cache_manager import KVCacheManager
+from mlx_cb.core.kv_cache_manager import KVCacheManager, prefix_salt
 from mlx_cb.core.outputs import RequestOutput
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
@@ -24,10 +24,10 @@ from mlx_cb.engine.interface import ModelInfo
 from mlx_cb.engine.overview import overview
 from mlx_cb.engine.ssd_carrier import SsdCarrier, open_tier
 from mlx_cb.errors import ContextLengthExceeded, InvalidRequest
-from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
+from mlx_cb.model.cache_spec import CacheSpec, layer_kinds, store_as
 from mlx_cb.model.embedding_runner import EmbeddingRunner
 from mlx_cb.model.loader import LoadedModel, load
-from mlx_cb.model.machine_memory import Machine
+from mlx_cb.model.machine_memory import Machine, request_memory
 from mlx_cb.model.matmul_tiles import tile_rows
 from mlx_cb.model.memory_plan import Limits, plan_memory
 from mlx_cb.model.probe import probe
@@ -69,13 +69,12 @@ class EngineCore:
         self._clock = clock
         self._in_flight: LaunchedStep | None = None
         self._pending_outputs: list[RequestOutput] = []
-        self.cache_spec = cache_spec or probe(loaded.model, loaded.architecture)
+        found = cache_spec or probe(loaded.model, loaded.architecture)
+        self.cache_spec = store_as(found, config.cache.kv_dtype)
         block_size = config.cache.block_size
         limits = Limits(block_size, config.scheduler.max_num_seqs, loaded.max_model_len)
         self.machine = Machine.read()
-        memory = config.cache.kv_memory
-        if memory is None:
-            memory = self.machine.kv_memory()
+        memory = request_memory(config, self.machine)
         plan = plan_memory(memory, self.cache_spec, limits)
         settings = RunnerSettings(
             block_size,
@@ -177,7 +176,7 @@ class EngineCore:
             user=user,
             standing=standing,
             arrival_time=self._clock(),
-            cache_salt=user.encode(),
+            cache_salt=prefix_salt(user, standing.cache_group, self.config.cache.kv_dtype),
         )
         self.runner.prepare(request)
         self.scheduler.add(request)
@@ -280,6 +279,17 @@ class EngineCore:
         self.runner.reset()
         return outputs
 
+    def trim_memory(self) -> None:
+        """Give back the blocks that the storage has in advance; only while nothing runs."""
+        self.runner.trim(len(self.scheduler.kv_cache.pool.blocks))
+
+    def release_memory(self) -> None:
+        """Give back every block that no request holds, with the prefixes that were in them."""
+        self.scheduler.kv_cache.forget_all()
+        self.scheduler.kv_cache.pool.shrink(0)
+        self.runner.reset()
+        self.trim_memory()
+
     @property
     def vocab_size(self) -> int:
         """Number of token ids the model knows."""
@@ -318,7 +328,10 @@ class EngineCore:
         """Engine, blocks, queue and users, JSON-ready. Times in seconds, memory in bytes."""
         scheduler = self.scheduler
         pool, storage = scheduler.kv_cache.pool, self.runner.storage
-        users: dict[str, dict[str, int]] = {}
+        users: dict[str, dict[str, Any]] = {
+            user: {"waiting": 0, "running": 0, "prefix_cache": counts}
+            for user, counts in scheduler.kv_cache.counts_by_user().items()
+        }
         for request in scheduler.requests.values():
             counts = users.setdefault(request.user, {"waiting": 0, "running": 0})
             is_waiting = request.request_id in scheduler.waiting
@@ -352,10 +365,7 @@ class EngineCore:
                 **asdict(scheduler.ladder),
             },
             "ssd": self.ssd.status(),
-            "prefix_cache": {
-                "queried_tokens": scheduler.kv_cache.stats.queried_tokens,
-                "hit_tokens": scheduler.kv_cache.stats.hit_tokens,
-            },
+            "prefix_cache": scheduler.kv_cache.stats.as_dict(),
             "steps": {
                 "count": self.counters.steps,
                 "failed": self.counters.failed_steps,

@@ -45,7 +45,7 @@ class Worker:
         skip_mlx_lm_init()
         from mlx_cb.engine.core import EngineCore
 
-        (start,) = self._channel.receive(wait=True)
+        (start,) = self._channel.receive(None)
         assert isinstance(start, Start)
         try:
             self._core = EngineCore.load(start.config)
@@ -62,10 +62,16 @@ class Worker:
             self._core.close()
 
     def _serve(self) -> None:
+        from mlx_cb.engine.idle_memory import IdleMemory
+
+        idle_memory = IdleMemory(self._core)
         while not self._stopping:
-            wait = not self._core.has_work and not self._core.idle()
-            for message in self._channel.receive(wait=wait):
+            is_busy = self._core.has_work or self._core.idle()
+            messages = self._channel.receive(0.0 if is_busy else idle_memory.wait_s())
+            for message in messages:
                 self._take(message)
+            if not (messages or self._core.has_work):
+                idle_memory.rest()
             if self._core.has_work:
                 outputs = self._core.step()
                 record = self._core.last_measured
