@@ -8,7 +8,7 @@ prefill chunks in the policy's order. No MLX, no threads, no clock but the injec
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from mlx_cb.config import SchedulerConfig
@@ -46,6 +46,9 @@ class Scheduler:
         self.num_padding = 0
         self.pad_table = kv_cache.pool.allocate(1) if self.policy.pads_finished else []
         self.num_preemptions = 0
+        self.service: defaultdict[str, float] = defaultdict(
+            float
+        )  # measured seconds by user, since start
         self.step = 0
         self._clock = clock
 
@@ -270,6 +273,7 @@ class Scheduler:
         self.cost_model.observe(plan.num_rows, plan.record.context_sum, seconds)
         for user, part in plan.shares(self.cost_model).items():
             self.policy.charge(user, part * seconds)
+            self.service[user] += part * seconds
         for chunk in plan.prefills:
             if chunk.request.status is RequestStatus.RUNNING:
                 self.kv_cache.remember(chunk.request, chunk.start + chunk.num_tokens)
@@ -306,6 +310,7 @@ class Scheduler:
         assert not self.requests
         self.step = 0
         self.journal = Journal(self.config.journal_steps)
+        self.service.clear()
         self.kv_cache.pool.forget_all()
         self.kv_cache.stats = PrefixStats()
 

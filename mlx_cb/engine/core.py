@@ -23,6 +23,7 @@ from mlx_cb.core.outputs import RequestOutput
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
 from mlx_cb.engine.interface import ModelInfo
+from mlx_cb.engine.overview import overview
 from mlx_cb.errors import ContextLengthExceeded, InvalidRequest
 from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
 from mlx_cb.model.checkpoint import says_where_turns_end
@@ -286,6 +287,10 @@ class EngineCore:
             created=int((loaded.path / "config.json").stat().st_mtime),
         )
 
+    def overview(self, after: int) -> dict[str, Any]:
+        """Steps newer than number `after` and the unfinished requests, in little."""
+        return overview(self.scheduler, self._clock(), after)
+
     def status(self) -> dict[str, Any]:
         """Engine, blocks, queue and users, JSON-ready. Times in seconds, memory in bytes."""
         scheduler = self.scheduler
@@ -344,6 +349,7 @@ class EngineCore:
             },
             "policy": self.config.scheduler.policy,
             "users": users,
+            "machine_seconds": dict(scheduler.service),
         }
 
 

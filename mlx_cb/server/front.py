@@ -16,8 +16,11 @@ from mlx_cb.engine.interface import Engine, ModelInfo
 from mlx_cb.errors import ContextLengthExceeded, EngineDead, InvalidRequest, ModelNotFound
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.server.accounts import Accounts
+from mlx_cb.server.doors import Doors
 from mlx_cb.server.generate_input import GenerateInput, PromptInput
 from mlx_cb.server.generation import Choice, Generation
+from mlx_cb.server.log_tail import LogTail
+from mlx_cb.server.machine_time import MachineTime
 from mlx_cb.server.metrics import Metrics
 from mlx_cb.server.structured import beside_calls, forced_call_grammar, with_grammar
 from mlx_cb.server.tool_choice import ToolChoice
@@ -56,7 +59,11 @@ class Front:
         self.metrics = Metrics()
         usage = Usage(config.usage_file)
         self.accounts = Accounts(usage, config.engine.scheduler.max_queue_wait_s)
+        self.log_tail = LogTail()
+        self.log_tail.install()
+        self.machine_time = MachineTime(engine, usage)
         self.owners = Owners()
+        self.doors = None if config.keys_file is None else Doors.at(config.keys_file)
         self.open_answers: set[asyncio.Task[None]] = set()
         self.is_closing = False
         self._text: ModelText | None = None
@@ -70,6 +77,7 @@ class Front:
 
     def close(self) -> None:
         """Write down what is left to write; nothing may be served afterwards."""
+        self.log_tail.remove()
         self.accounts.usage.close()
         self._encoders.shutdown()
 
