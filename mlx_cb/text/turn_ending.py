@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlx_cb.errors import UnsupportedModel
+from mlx_cb.errors import InvalidRequest, UnsupportedModel
 from mlx_cb.text.chat_template import load_template_source
-from mlx_cb.text.template_engine import CompiledTemplate, TemplateRefusal
+from mlx_cb.text.template_engine import CompiledTemplate
 from mlx_cb.text.tokenizer import Tokenizer
 
 _ANSWER = "The answer"
@@ -29,7 +29,7 @@ def turn_endings(folder: Path) -> frozenset[int]:
         rendered = CompiledTemplate(source).render(
             {**tokens, "messages": _CHAT, "tools": None, "add_generation_prompt": False}
         )
-    except (TemplateRefusal, UnsupportedModel):
+    except (InvalidRequest, UnsupportedModel):
         return frozenset()
     behind = rendered.rpartition(_ANSWER)[2].lstrip()
     longest_first = sorted(tokenizer.added_tokens.values(), key=lambda token: -len(token.content))
