@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import psutil
-
 from mlx_cb import blas
 from mlx_cb.config import EngineConfig
 from mlx_cb.core.block_pool import BlockPool
@@ -24,10 +22,14 @@ from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
 from mlx_cb.engine.interface import ModelInfo
 from mlx_cb.engine.overview import overview
+from mlx_cb.engine.ssd_carrier import SsdCarrier, open_tier
 from mlx_cb.errors import ContextLengthExceeded, InvalidRequest
 from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
+from mlx_cb.model.checkpoint import says_where_turns_end
 from mlx_cb.model.embedding_runner import EmbeddingRunner
 from mlx_cb.model.loader import LoadedModel, load
+from mlx_cb.model.machine_memory import Machine
+from mlx_cb.model.matmul_tiles import tile_rows
 from mlx_cb.model.memory_plan import Limits, plan_memory
 from mlx_cb.model.probe import probe
 from mlx_cb.model.proof import prove
@@ -36,8 +38,7 @@ from mlx_cb.model.runner import LaunchedStep, ModelRunner, RunnerSettings
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.standing import EQUAL, Standing
 from mlx_cb.text.tokenizer import tokenizer_file
-
-KV_MEMORY_SHARE = 0.4  # of what is available after loading, for `--kv-memory auto`
+from mlx_cb.text.turn_ending import turn_endings
 
 
 @dataclass(slots=True)
@@ -73,7 +74,20 @@ class EngineCore:
         self.cache_spec = cache_spec or probe(loaded.model, loaded.architecture)
         block_size = config.cache.block_size
         limits = Limits(block_size, config.scheduler.max_num_seqs, loaded.max_model_len)
-        plan = plan_memory(request_memory(config), self.cache_spec, limits)
+        self.machine = Machine.read()
+        memory = config.cache.kv_memory
+        if memory is None:
+            memory = self.machine.kv_memory()
+        plan = plan_memory(memory, self.cache_spec, limits)
+        settings = RunnerSettings(
+            block_size,
+            plan.num_blocks,
+            config.attention,
+            lambda: tokenizer_file(loaded.path, cache_dir()),
+        )
+        make_runner = ModelRunner if loaded.pooling is None else EmbeddingRunner
+        self.runner = make_runner(loaded, self.cache_spec, settings=settings)
+        self.ssd = open_tier(config.cache, loaded, self.cache_spec, self.runner)
         pool = BlockPool(plan.num_blocks)
         num_checkpoints = plan.num_checkpoints if config.cache.prefix_cache else 0
         checkpoints = Checkpoints(num_checkpoints) if self.cache_spec.is_recurrent else None
@@ -82,18 +96,15 @@ class EngineCore:
             block_size,
             prefix_cache=config.cache.prefix_cache,
             checkpoints=checkpoints,
-            keeps=lambda block_ids: self.runner.storage.keeps(block_ids),
+            keeps=self.runner.storage.keeps,
+            tier=self.ssd.tier if isinstance(self.ssd, SsdCarrier) else None,
         )
-        scheduling = replace(config.scheduler, max_num_seqs=plan.max_num_seqs)
+        scheduling = replace(
+            config.scheduler,
+            max_num_seqs=plan.max_num_seqs,
+            tile_rows=config.scheduler.tile_rows or tile_rows(loaded.config),
+        )
         self.scheduler = Scheduler(scheduling, kv_cache, clock=clock)
-        settings = RunnerSettings(
-            block_size,
-            pool.capacity,
-            config.attention,
-            lambda: tokenizer_file(loaded.path, cache_dir()),
-        )
-        make_runner = ModelRunner if loaded.pooling is None else EmbeddingRunner
-        self.runner = make_runner(loaded, self.cache_spec, settings=settings)
         pipelined = config.scheduler.pipelined
         self._pipelined = self.runner.runs_beside_host if pipelined is None else pipelined
         self.runner.forward.states.checkpoints = checkpoints
@@ -105,6 +116,9 @@ class EngineCore:
     def load(cls, config: EngineConfig) -> EngineCore:
         """Load the configured model. Raises ModelNotFound, UnsupportedModel or OutOfMemory."""
         loaded = load(config.model)
+        if not says_where_turns_end(loaded.path):
+            endings = loaded.eos_token_ids | turn_endings(loaded.path)
+            loaded = replace(loaded, eos_token_ids=endings)
         spec = prove(loaded.model, loaded.architecture, loaded.dtype)
         core = cls(config, loaded, cache_spec=spec)
         if core.runner.backend.name != "reference":
@@ -133,6 +147,14 @@ class EngineCore:
         """True while a step can make progress, or has outputs to hand out."""
         waiting = self._in_flight is not None or bool(self._pending_outputs)
         return self.scheduler.has_work or waiting
+
+    def idle(self) -> bool:
+        """Do a little of what can wait; True while there is more. For when `has_work` is False."""
+        return self.ssd.write_behind(self.scheduler.kv_cache.pool.find)
+
+    def close(self, patience: float = 1.0) -> None:
+        """Write what is only in memory to the SSD tier, for at most `patience` seconds."""
+        self.ssd.close(patience, self.scheduler.kv_cache.pool.find)
 
     def add(
         self,
@@ -225,10 +247,14 @@ class EngineCore:
         return outputs
 
     def _launch(self, previous: LaunchedStep | None) -> LaunchedStep | None:
+        self.ssd.take_events()
         plan = self.scheduler.schedule()
-        if plan.is_empty:
-            return None
         try:
+            self.ssd.carry_out(plan)
+            if plan.is_empty:
+                if previous is None:
+                    self.ssd.wait()
+                return None
             return self.runner.launch(plan, previous)
         except Exception as error:
             self._pending_outputs += self._fail(error, plan)
@@ -324,17 +350,13 @@ class EngineCore:
                 "in_memory": storage.num_blocks,
                 "evictions": pool.num_evictions,
             },
-            "memory": {
-                "weights": self.loaded.weights_bytes,
-                "kv": storage.nbytes,
-                "kv_used": pool.num_used * storage.bytes_per_block,
-                "kinds": [asdict(kind) for kind in layer_kinds(self.cache_spec)],
-                "window_places": {str(w): b.num_places for w, b in storage.windows.items()},
-                "states": self.runner.forward.states.nbytes,
-                "state_per_request": self.cache_spec.state_bytes,
-                "checkpoints": scheduler.kv_cache.num_checkpoints * self.cache_spec.state_bytes,
-                **self.runner.memory_usage(),
+            "memory": self._memory_status(),
+            "ladder": {
+                "evicted_blocks": pool.num_evictions,
+                "restored_tokens": scheduler.restoring.num_tokens,
+                **asdict(scheduler.ladder),
             },
+            "ssd": self.ssd.status(),
             "prefix_cache": {
                 "queried_tokens": scheduler.kv_cache.stats.queried_tokens,
                 "hit_tokens": scheduler.kv_cache.stats.hit_tokens,
@@ -354,9 +376,19 @@ class EngineCore:
             "machine_seconds": dict(scheduler.service),
         }
 
-
-def request_memory(config: EngineConfig) -> int:
-    """Bytes that requests may take beside the weights."""
-    if config.cache.kv_memory is not None:
-        return config.cache.kv_memory
-    return int(psutil.virtual_memory().available * KV_MEMORY_SHARE)
+    def _memory_status(self) -> dict[str, Any]:
+        pool, storage = self.scheduler.kv_cache.pool, self.runner.storage
+        num_checkpoints = self.scheduler.kv_cache.num_checkpoints
+        return {
+            "weights": self.loaded.weights_bytes,
+            "kv": storage.nbytes,
+            "kv_used": pool.num_used * storage.bytes_per_block,
+            "kinds": [asdict(kind) for kind in layer_kinds(self.cache_spec)],
+            "window_places": {str(w): b.num_places for w, b in storage.windows.items()},
+            "states": self.runner.forward.states.nbytes,
+            "state_per_request": self.cache_spec.state_bytes,
+            "checkpoints": num_checkpoints * self.cache_spec.state_bytes,
+            "buffers": self.runner.num_buffers,
+            "max_buffers": self.machine.max_buffers,
+            **self.runner.memory_usage(),
+        }

@@ -56,8 +56,15 @@ class Worker:
         gc.collect()
         gc.freeze()
         self._channel.send(Ready(self._core.info()))
+        try:
+            self._serve()
+        finally:
+            self._core.close()
+
+    def _serve(self) -> None:
         while not self._stopping:
-            for message in self._channel.receive(wait=not self._core.has_work):
+            wait = not self._core.has_work and not self._core.idle()
+            for message in self._channel.receive(wait=wait):
                 self._take(message)
             if self._core.has_work:
                 outputs = self._core.step()
