@@ -24,7 +24,7 @@ from mlx_cb.engine.interface import ModelInfo
 from mlx_cb.engine.overview import overview
 from mlx_cb.engine.ssd_carrier import SsdCarrier, open_tier
 from mlx_cb.errors import ContextLengthExceeded, InvalidRequest
-from mlx_cb.model.cache_spec import CacheSpec, layer_kinds, store_as
+from mlx_cb.model.cache_spec import CacheSpec, store_as
 from mlx_cb.model.checkpoint import says_where_turns_end
 from mlx_cb.model.embedding_runner import EmbeddingRunner
 from mlx_cb.model.loader import LoadedModel, load
@@ -363,7 +363,13 @@ class EngineCore:
                 "in_memory": storage.num_blocks,
                 "evictions": pool.num_evictions,
             },
-            "memory": self._memory_status(),
+            "memory": {
+                "weights": self.loaded.weights_bytes,
+                "kv_used": pool.num_used * storage.bytes_per_block,
+                "checkpoints": scheduler.kv_cache.num_checkpoints * self.cache_spec.state_bytes,
+                "max_buffers": self.machine.max_buffers,
+                **self.runner.memory_status(self.cache_spec),
+            },
             "ladder": {
                 "evicted_blocks": pool.num_evictions,
                 "restored_tokens": scheduler.restoring.num_tokens,
@@ -384,21 +390,4 @@ class EngineCore:
             "policy": self.config.scheduler.policy,
             "users": users,
             "machine_seconds": dict(scheduler.service),
-        }
-
-    def _memory_status(self) -> dict[str, Any]:
-        pool, storage = self.scheduler.kv_cache.pool, self.runner.storage
-        num_checkpoints = self.scheduler.kv_cache.num_checkpoints
-        return {
-            "weights": self.loaded.weights_bytes,
-            "kv": storage.nbytes,
-            "kv_used": pool.num_used * storage.bytes_per_block,
-            "kinds": [asdict(kind) for kind in layer_kinds(self.cache_spec)],
-            "window_places": {str(w): b.num_places for w, b in storage.windows.items()},
-            "states": self.runner.forward.states.nbytes,
-            "state_per_request": self.cache_spec.state_bytes,
-            "checkpoints": num_checkpoints * self.cache_spec.state_bytes,
-            "buffers": self.runner.num_buffers,
-            "max_buffers": self.machine.max_buffers,
-            **self.runner.memory_usage(),
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from mlx_cb.core.outputs import SampledToken, TokenLogprobs
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler_output import SchedulerOutput
 from mlx_cb.model import sampler
-from mlx_cb.model.cache_spec import CacheSpec
+from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
 from mlx_cb.model.forward_batch import ForwardBatch, PreviousTokens
 from mlx_cb.model.grammar import Grammars
 from mlx_cb.model.loader import LoadedModel
@@ -252,9 +252,19 @@ class ModelRunner:
         self._prompt_logprobs.clear()
         mx.clear_cache()
 
-    def memory_usage(self) -> dict[str, int]:
-        """Bytes that MLX holds now, and the most it ever held."""
-        return {"active": mx.get_active_memory(), "peak": mx.get_peak_memory()}
+    def memory_status(self, spec: CacheSpec) -> dict[str, Any]:
+        """What is kept between steps, and what MLX holds now and held at most; bytes."""
+        storage, states = self.storage, self.forward.states
+        return {
+            "kv": storage.nbytes,
+            "kinds": [asdict(kind) for kind in layer_kinds(spec)],
+            "window_places": {str(w): b.num_places for w, b in storage.windows.items()},
+            "states": states.nbytes,
+            "state_per_request": spec.state_bytes,
+            "buffers": self.num_buffers,
+            "active": mx.get_active_memory(),
+            "peak": mx.get_peak_memory(),
+        }
 
     @property
     def num_buffers(self) -> int:
