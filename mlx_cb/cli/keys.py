@@ -16,9 +16,7 @@ import click
 from mlx_cb.cli.options import config_path
 from mlx_cb.server import keys
 from mlx_cb.server.keys import KeyRecord
-
-# What a class is called, and the rank that the scheduler goes by.
-_CLASSES = {"interactive": 0, "batch": 1}
+from mlx_cb.standing import CLASSES
 
 _FILE = click.option(
     "--keys",
@@ -53,10 +51,13 @@ def command() -> None:
     "rank",
     default="interactive",
     show_default=True,
-    type=click.Choice(list(_CLASSES)),
+    type=click.Choice(list(CLASSES)),
     help="batch: goes after everyone who waits.",
 )
 @click.option("--max-running", type=click.IntRange(1), help="Most answers at once; others wait.")
+@click.option("--max-queued", type=click.IntRange(1), help="Most requests that wait; then 429.")
+@click.option("--max-input-tokens", type=click.IntRange(1), help="Longest prompt, tokens.")
+@click.option("--max-output-tokens", type=click.IntRange(1), help="Longest answer, tokens.")
 @click.option("--daily-tokens", type=click.IntRange(1), help="Prompt plus answer tokens a day.")
 @click.option("--expires", help="When the key ends: 90d, 12h, or a date like 2027-01-31.")
 @click.option("--admin", is_flag=True, help="May see all users, status and metrics.")
@@ -78,9 +79,12 @@ def add(name: str, file: Path | None, **given: Any) -> None:
             admin=given["admin"],
             inference=not given["no_inference"],
             weight=given["weight"],
-            rank=_CLASSES[given["rank"]],
+            rank=CLASSES[given["rank"]],
             max_running=given["max_running"],
             daily_tokens=given["daily_tokens"],
+            max_queued=given["max_queued"],
+            max_input_tokens=given["max_input_tokens"],
+            max_output_tokens=given["max_output_tokens"],
         )
 
     show_once(name, keys.add(file or default_file(), record))
@@ -138,7 +142,7 @@ def _row(record: KeyRecord) -> tuple[str, ...]:
     return (
         record.name,
         "+".join(rights),
-        next(name for name, rank in _CLASSES.items() if rank == record.rank),
+        next(name for name, rank in CLASSES.items() if rank == record.rank),
         f"{record.weight:g}",
         str(record.max_running or "any"),
         str(record.daily_tokens or "any"),

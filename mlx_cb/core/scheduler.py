@@ -8,20 +8,20 @@ prefill chunks in the policy's order. No MLX, no threads, no clock but the injec
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 
 from mlx_cb.config import SchedulerConfig
 from mlx_cb.core.cost_model import StepCostModel
+from mlx_cb.core.deadlines import Deadlines
+from mlx_cb.core.entrance import Entrance
 from mlx_cb.core.journal import ChunkRecord, Journal, StepRecord, tell
 from mlx_cb.core.kv_cache_manager import KVCacheManager, PrefixStats
 from mlx_cb.core.outputs import FinishReason, RequestOutput, SampledToken
-from mlx_cb.core.policy import POLICIES
+from mlx_cb.core.policies import POLICIES
 from mlx_cb.core.request import Request, RequestEvent, RequestStatus
-from mlx_cb.core.scheduler_output import ScheduledChunk, SchedulerOutput
+from mlx_cb.core.scheduler_output import MAX_EXPLAINED, ScheduledChunk, SchedulerOutput
 from mlx_cb.core.token_budget import StepShape, token_budget
-
-MAX_EXPLAINED = 32  # waiting requests whose reason is recorded per step
 
 
 class Scheduler:
@@ -37,6 +37,8 @@ class Scheduler:
         self.config = config
         self.kv_cache = kv_cache
         self.policy = POLICIES[config.policy]()
+        self.entrance = Entrance(config, self.policy)
+        self.service: defaultdict[str, float] = defaultdict(float)  # seconds by user, since start
         self.cost_model = StepCostModel()
         self.journal = Journal(config.journal_steps)
         self.requests: dict[str, Request] = {}
@@ -48,6 +50,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.step = 0
         self._clock = clock
+        self._deadlines = Deadlines()
 
     # Stage 1: queue.
 
@@ -56,6 +59,8 @@ class Scheduler:
         self.requests[request.request_id] = request
         self.waiting[request.request_id] = request
         self.policy.join(request.user, request.standing)
+        self._deadlines.add(request)
+        request.num_resident_tokens = self.kv_cache.num_resident_tokens(request)
         request.waiting_for = "next step"
         self._note(request, "queued", f"{request.num_prompt_tokens} prompt tokens")
 
@@ -66,10 +71,23 @@ class Scheduler:
             return None
         return self._finish(request, FinishReason.ABORT)
 
+    def expire(self) -> list[RequestOutput]:
+        """End the requests whose deadline has passed, with what they have produced."""
+        if not self._deadlines:
+            return []
+        due = self._deadlines.due(self._clock())
+        return [self._finish(request, FinishReason.DEADLINE) for request in due]
+
     @property
     def has_work(self) -> bool:
         """True while any request is unfinished."""
         return bool(self.requests)
+
+    @property
+    def is_held(self) -> bool:
+        """True while all that is unfinished is paused by an operator: no step can advance it."""
+        is_paused = self.entrance.restraint.is_paused
+        return bool(self.requests) and all(map(is_paused, self.requests.values()))
 
     @property
     def num_running(self) -> int:
@@ -91,7 +109,7 @@ class Scheduler:
         plan = SchedulerOutput(StepRecord(self.step, self._clock()))
         self._schedule_decodes(plan)
         self._schedule_prefills(plan)
-        self._complete_record(plan)
+        plan.complete_record(self.cost_model, self.kv_cache.pool, len(self.waiting))
         if plan.is_empty:
             self.step -= 1
         else:
@@ -164,44 +182,37 @@ class Scheduler:
         budget = token_budget(self.config, self.cost_model, StepShape(num_decodes, crowd, context))
         plan.record.token_budget = budget
         # Something always moves: a full house of decodes leaves one quantum to those who wait.
-        room = max(budget - num_decodes, min(budget, self.kv_cache.block_size))
-        may_admit = self.policy.may_admit(self.num_running)
-        places = {
-            user: self.policy.max_running(user, self.config.max_num_seqs)
-            for user in {request.user for request in self.waiting.values()}
-        }
-        running = Counter(request.user for request in (*self.decoding, *self.prefilling))
+        share = int(self.entrance.restraint.prefill_share * (budget - num_decodes))
+        room = max(share, min(budget, self.kv_cache.block_size))
+        self.entrance.open((*self.decoding, *self.prefilling))
         blocks_short = bool(plan.record.preempted)
         for request in self._prefill_candidates(plan):
             if len(plan.record.passed_over) >= MAX_EXPLAINED and room <= 0:
                 break
             if room <= 0:
-                self._pass_over(plan, request, "budget")
+                plan.pass_over(request, "budget")
             elif request.status is RequestStatus.RUNNING:
                 room -= self._schedule_chunk(plan, request, room)
-            elif not may_admit:
-                self._pass_over(plan, request, "batch to end")
-            elif self.num_running >= self.config.max_num_seqs:
-                self._pass_over(plan, request, "slots")
-            elif running[request.user] >= places[request.user]:
-                self._pass_over(plan, request, "fair share")
+            elif reason := self.entrance.refusal(request):
+                plan.pass_over(request, reason)
             elif blocks_short or not self._admit(plan, request):
                 # Whoever comes next must not take the blocks that this one is waiting for.
                 blocks_short = True
-                self._pass_over(plan, request, "blocks")
+                plan.pass_over(request, "blocks")
             else:
-                running[request.user] += 1
+                self.entrance.joined(request)
                 room -= self._schedule_chunk(plan, request, room)
 
     def _prefill_candidates(self, plan: SchedulerOutput) -> list[Request]:
         if not self.prefilling and self.num_running >= self.config.max_num_seqs:
             for request in self.waiting.values():
-                self._pass_over(plan, request, "slots")
+                plan.pass_over(request, "slots")
                 if len(plan.record.passed_over) >= MAX_EXPLAINED:
                     break
             return []
         ready = [request for request in self.waiting.values() if request.num_in_flight == 0]
-        return self.policy.order((*self.prefilling, *ready), plan.record.started)
+        ordered = self.policy.order((*self.prefilling, *ready), plan.record.started)
+        return self.entrance.arrange(ordered)
 
     def _admit(self, plan: SchedulerOutput, request: Request) -> bool:
         headroom = len(self.decoding) + sum(
@@ -238,25 +249,6 @@ class Scheduler:
             insort(self.decoding, request, key=_admission_order)
         return count
 
-    def _pass_over(self, plan: SchedulerOutput, request: Request, reason: str) -> None:
-        request.waiting_for = reason
-        request.waits[reason] = request.waits.get(reason, 0) + 1
-        if len(plan.record.passed_over) < MAX_EXPLAINED:
-            plan.record.passed_over[request.request_id] = reason
-
-    def _complete_record(self, plan: SchedulerOutput) -> None:
-        record = plan.record
-        plan.num_blocks = len(self.kv_cache.pool.blocks)
-        record.decodes = [request.request_id for request in plan.decodes]
-        record.padding = plan.num_padding
-        record.num_waiting = len(self.waiting)
-        record.context_sum = sum(request.num_computed_tokens for request in plan.decodes) + sum(
-            chunk.start + chunk.num_tokens for chunk in plan.prefills
-        )
-        record.predicted_seconds = self.cost_model.predict(plan.num_rows, record.context_sum)
-        record.blocks_used = self.kv_cache.pool.num_used
-        record.blocks_available = self.kv_cache.pool.num_available
-
     # Stage 4: remove the finished.
 
     def update(
@@ -268,8 +260,9 @@ class Scheduler:
         """
         plan.record.seconds = seconds
         self.cost_model.observe(plan.num_rows, plan.record.context_sum, seconds)
-        for user, part in plan.shares(self.cost_model).items():
-            self.policy.charge(user, part * seconds)
+        for (user, rank), part in plan.shares(self.cost_model).items():
+            self.policy.charge(user, rank, part * seconds)
+            self.service[user] += part * seconds
         for chunk in plan.prefills:
             if chunk.request.status is RequestStatus.RUNNING:
                 self.kv_cache.remember(chunk.request, chunk.start + chunk.num_tokens)
@@ -292,6 +285,14 @@ class Scheduler:
             if request.status is not RequestStatus.FINISHED
         ]
 
+    def preempt_paused(self) -> None:
+        """What an operator has paused gives its place and blocks to others, and waits again."""
+        plan = SchedulerOutput(StepRecord(self.step, self._clock()))
+        for request in [*self.prefilling, *self.decoding]:
+            if self.entrance.restraint.is_paused(request):
+                self._preempt(request, plan, "paused by the operator")
+        self.decoding = [r for r in self.decoding if r.status is RequestStatus.RUNNING]
+
     def restart_running(self, cause: str) -> None:
         """Send every running request back to the queue, because the blocks' content is lost."""
         record = StepRecord(self.step, self._clock())
@@ -306,6 +307,7 @@ class Scheduler:
         assert not self.requests
         self.step = 0
         self.journal = Journal(self.config.journal_steps)
+        self.service.clear()
         self.kv_cache.pool.forget_all()
         self.kv_cache.stats = PrefixStats()
 
@@ -321,15 +323,9 @@ class Scheduler:
         if request.first_token_time is None:
             request.first_token_time = now
             self._note(request, "first token", "")
-        reason, stop_token_id, kept = None, None, [token.token_id]
-        if request.max_output_tokens == 0:
-            reason, kept = FinishReason.LENGTH, []
-        elif token.token_id in request.stop_token_ids:
-            reason, stop_token_id, kept = FinishReason.STOP, token.token_id, []
-        token_ids += kept
-        num_output = len(token_ids) - request.num_prompt_tokens
-        if reason is None and num_output >= request.max_output_tokens:
-            reason = FinishReason.LENGTH
+        before = len(token_ids)
+        reason = request.take(token.token_id)
+        kept = token_ids[before:]
         if reason is not None:
             plan.record.finished[request.request_id] = reason.value
             self._finish(request, reason)
@@ -339,7 +335,7 @@ class Scheduler:
             logprobs=[token.logprobs] if kept and token.logprobs else None,
             prompt_logprobs=token.prompt_logprobs,
             finish_reason=reason,
-            stop_token_id=stop_token_id,
+            stop_token_id=token.token_id if reason is FinishReason.STOP else None,
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens,
         )
@@ -360,7 +356,7 @@ class Scheduler:
         request.finished_time = self._clock()
         request.waiting_for = ""
         del self.requests[request.request_id]
-        self.policy.leave(request.user)
+        self.policy.leave(request.user, request.standing)
         self._note(request, "finished", error or reason.value)
         self.journal.keep_story(request, self.step)
         return RequestOutput(

@@ -19,7 +19,7 @@ from typing import Any
 import tokenizers
 
 from mlx_cb.core.outputs import FinishReason, RequestOutput, TokenLogprobs
-from mlx_cb.engine.interface import ModelInfo
+from mlx_cb.engine.interface import ModelInfo, Order, Verb
 from mlx_cb.engine.script import Reply, Script, ScriptToken
 from mlx_cb.engine.scripted_model import (
     CONTROL_TOKENS,
@@ -33,6 +33,7 @@ from mlx_cb.standing import EQUAL, Standing
 
 _NEVER = -9999.0
 _REMEMBERED = 1000
+_TICK_S = 0.01  # how soon a paused reply notices that it may go on
 
 
 @dataclass(slots=True)
@@ -51,6 +52,13 @@ class Played:
     finished_at: float | None = None
     finish_reason: str | None = None
     num_tokens: int = 0
+    ends_at: float | None = None
+    is_cancelled: bool = False
+
+    @property
+    def is_late(self) -> bool:
+        """True from the deadline on."""
+        return self.ends_at is not None and time.time() >= self.ends_at
 
 
 class ScriptedEngine:
@@ -74,6 +82,8 @@ class ScriptedEngine:
         self._started = time.time()
         self._is_ready = False
         self._loading: asyncio.Task[None] | None = None
+        self._paused: list[Order] = []
+        self._is_frozen = False
 
     async def start(self) -> None:
         """Return at once; ready after the script's `load_s`."""
@@ -125,6 +135,9 @@ class ScriptedEngine:
             created=int(self._started),
         )
 
+    def check_admission(self, user: str, standing: Standing = EQUAL) -> None:
+        """A script refuses by its replies alone."""
+
     async def generate(
         self,
         request_id: str,
@@ -133,6 +146,7 @@ class ScriptedEngine:
         *,
         user: str = "local",
         standing: Standing = EQUAL,
+        timeout_s: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Play the first reply that fits."""
         if not self._is_ready:
@@ -148,12 +162,15 @@ class ScriptedEngine:
                 params,
                 queued_at=time.time(),
                 standing=standing,
+                ends_at=None if timeout_s is None else time.time() + timeout_s,
             )
         )
         try:
             async with self._slots:
                 played.status, played.admitted_at = "running", time.time()
-                await asyncio.sleep(reply.prefill_s)
+                if await self._is_over_after(played, reply.prefill_s):
+                    yield self._end(played, self._over(played), {})
+                    return
                 played.first_token_at = time.time()
                 async for output in self._outputs(reply, played, prompt_ids):
                     yield output
@@ -189,7 +206,9 @@ class ScriptedEngine:
             played.num_tokens += 1
             yield RequestOutput(played.request_id, [token_id], scores, **first)
             first.pop("prompt_logprobs", None)
-            await asyncio.sleep(reply.delay_s)
+            if await self._is_over_after(played, reply.delay_s):
+                yield self._end(played, self._over(played), first)
+                return
         if reply.finish == "error":
             yield self._end(played, FinishReason.ERROR, first)
         elif played.num_tokens >= limit:
@@ -199,8 +218,23 @@ class ScriptedEngine:
 
     def _end(self, played: Played, reason: FinishReason, first: dict[str, Any]) -> RequestOutput:
         played.finish_reason = reason.value
-        error = "the script ends in an error" if reason is FinishReason.ERROR else None
+        error = _END_ERRORS.get(reason)
         return RequestOutput(played.request_id, finish_reason=reason, error=error, **first)
+
+    async def _is_over_after(self, played: Played, seconds: float) -> bool:
+        """Pass the time, and what a pause adds; True when the reply is to end before its end."""
+        if played.ends_at is not None:
+            seconds = min(seconds, max(0.0, played.ends_at - time.time()))
+        await asyncio.sleep(seconds)
+        while any(order.means(played.request_id, played.user) for order in self._paused):
+            if played.is_late or played.is_cancelled:
+                break
+            await asyncio.sleep(_TICK_S)
+        return played.is_late or played.is_cancelled
+
+    @staticmethod
+    def _over(played: Played) -> FinishReason:
+        return FinishReason.ABORT if played.is_cancelled else FinishReason.DEADLINE
 
     def _tokens(self, reply: Reply, *, endless: bool) -> Iterator[ScriptToken]:
         tokens = reply.script_tokens()
@@ -267,7 +301,38 @@ class ScriptedEngine:
                 "decoding": states.count("running"),
                 "preemptions": 0,
             },
+            "control": self._control(),
         }
+
+    def _control(self) -> dict[str, Any]:
+        return {
+            "frozen": self._is_frozen,
+            "in_force": [],
+            "records": [],
+            "restraint": {
+                "paused_users": [o.target for o in self._paused if o.verb is Verb.PAUSE_USER],
+                "paused_requests": [o.target for o in self._paused if o.verb is Verb.PAUSE_REQUEST],
+            },
+        }
+
+    async def order(self, order: Order) -> dict[str, Any]:
+        """Freeze nothing, pause and cancel replies."""
+        match order.verb:
+            case Verb.FREEZE | Verb.UNFREEZE:
+                self._is_frozen = order.verb is Verb.FREEZE
+            case Verb.PAUSE_USER | Verb.PAUSE_REQUEST:
+                self._paused.append(order)
+            case Verb.RESUME_USER | Verb.RESUME_REQUEST:
+                self._paused = [
+                    other
+                    for other in self._paused
+                    if other.target != order.target or other.verb.undone_by is not order.verb
+                ]
+            case Verb.CANCEL_USER | Verb.CANCEL_REQUEST:
+                for played in self.played.values():
+                    if order.means(played.request_id, played.user):
+                        played.is_cancelled = True
+        return self._control()
 
     async def steps(self, last: int) -> list[dict[str, Any]]:
         """A script has no steps."""
@@ -285,3 +350,9 @@ def _refusal(reply: Reply) -> MlxCbError:
     if reply.refuse == 503:
         return EngineDead("the script refuses: engine down", retry_after=reply.retry_after)
     return InvalidRequest("the script refuses this prompt")
+
+
+_END_ERRORS = {
+    FinishReason.ERROR: "the script ends in an error",
+    FinishReason.ABORT: "the operator of this server has cancelled the request",
+}

@@ -18,6 +18,7 @@ from mlx_cb.engine.messages import (
     Add,
     Answer,
     Ask,
+    Command,
     LoadFailed,
     Ready,
     Refused,
@@ -30,6 +31,9 @@ from mlx_cb.engine.messages import (
 from mlx_cb.errors import MlxCbError
 
 log = logging.getLogger("mlx_cb.engine")
+
+
+HELD_S = 0.5  # how often paused requests are looked after: their deadlines, and a sign of life
 
 
 class Worker:
@@ -55,7 +59,9 @@ class Worker:
         gc.freeze()
         self._channel.send(Ready(self._core.info()))
         while not self._stopping:
-            for message in self._channel.receive(wait=not self._core.has_work):
+            is_held = self._core.is_held
+            wait = is_held or not self._core.has_work
+            for message in self._channel.receive(wait=wait, timeout_s=HELD_S if is_held else None):
                 self._take(message)
             if self._core.has_work:
                 outputs = self._core.step()
@@ -73,6 +79,9 @@ class Worker:
                 self._core.abort(request_id)
             case Ask(question_id, topic, argument):
                 self._channel.send(Answer(question_id, self._answer(topic, argument)))
+            case Command(question_id, order):
+                self._core.order(order)
+                self._channel.send(Answer(question_id, self._core.governor.as_dict()))
             case Stop():
                 self._stopping = True
             case Start():
@@ -86,6 +95,7 @@ class Worker:
                 message.params,
                 message.user,
                 message.standing,
+                message.timeout_s,
             )
         except MlxCbError as error:
             name = type(error).__name__

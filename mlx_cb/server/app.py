@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from mlx_cb.errors import MlxCbError
-from mlx_cb.server import admin, dialects, openapi, usage_routes
+from mlx_cb.server import admin, control_routes, dialects, openapi, usage_routes
 from mlx_cb.server.access import KeyCheck
 from mlx_cb.server.access_log import AccessLog
 from mlx_cb.server.auth import Guard, is_loopback
@@ -21,6 +21,7 @@ from mlx_cb.server.keys import Keys
 def create_app(front: Front) -> ASGIApp:
     """The ASGI application of one server."""
     routes = [*dialects.routes(front), *admin.routes(front), *usage_routes.routes(front)]
+    routes += control_routes.routes(front)
     app = Starlette(
         routes=[*routes, *openapi.routes(routes)],
         exception_handlers={HTTPException: _router_error, MlxCbError: _own_error},
