@@ -124,7 +124,11 @@ def kv_overhead_figures() -> dict[str, float]:
 
 def _kv_overhead(requests: list[Request], resident: Request | None, places: int) -> float:
     scheduler = _scheduler(max_num_seqs=places, capacity=32_768, prefix_cache=False)
-    for request in [*filter(None, (resident,)), *requests]:
+    if resident is not None:
+        scheduler.add(resident)
+        while not scheduler.decoding:  # before the short ones come, who would go first
+            _advance(scheduler)
+    for request in requests:
         scheduler.add(request)
     allocated = live = 0
     while scheduler.waiting:

@@ -11,6 +11,7 @@ import dataclasses
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +56,7 @@ class SuiteSettings:
         only: names of runs to take; empty takes all.
         rounds: instead of the file's own number.
         announce: hears the name of each run before it begins, with its place and the total.
+        keep: gets the report after every run, so that a suite that is cut short is not lost.
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -63,6 +65,7 @@ class SuiteSettings:
     rounds: int | None = None
     progress: Progress = lambda label, record: None
     announce: Callable[[str, int, int], None] = lambda name, number, total: None
+    keep: Callable[[Report], None] = lambda report: None
 
 
 def chosen_runs(file: GateFile, only: frozenset[str]) -> list[RunEntry]:
@@ -88,7 +91,10 @@ async def run_suite(file: GateFile, models: Models, settings: SuiteSettings) -> 
     try:
         for number, run in enumerate(runs):
             settings.announce(run.name, number + 1, len(runs))
-            result["runs"].append(await suite.measure(run))
+            began = time.monotonic()
+            entry = await suite.measure(run)
+            result["runs"].append(entry | {"seconds": time.monotonic() - began})
+            settings.keep(result)
     finally:
         suite.fleet.stop()
         suite.folder.cleanup()

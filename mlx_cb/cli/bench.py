@@ -186,6 +186,7 @@ def suite(
             only=frozenset(only),
             rounds=rounds,
             announce=_announcer(bar),
+            keep=_keeper(options["json_file"]),
         )
         report = _run(run_suite(file, models, settings))
     wanted = file.gate
@@ -349,8 +350,16 @@ def _announcer(bar: Progress) -> Callable[[str, int, int], None]:
 
     def announce(name: str, number: int, total: int) -> None:
         bar.update(line, description=name, completed=number - 1, total=total)
+        if not bar.console.is_terminal:  # a bar shows nothing in a file or a pipe
+            bar.console.print(f"{number} of {total}: {name}")
 
     return announce
+
+
+def _keeper(path: Path | None) -> Callable[[dict[str, Any]], None]:
+    from mlx_cb.bench.report import write_json
+
+    return lambda report: write_json(report, path) if path else None
 
 
 def _peer_spec(peer: str, folder: str) -> Any:

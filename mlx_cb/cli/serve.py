@@ -195,15 +195,16 @@ def _make_engine(config: ServerConfig) -> Any:
 async def _serve(
     config: ServerConfig, listeners: list[socket.socket], certificates: Certificates | None
 ) -> int:
-    from mlx_cb.server.front import Front
-    from mlx_cb.server.serving import Serving
-
     started = time.monotonic()
     signals = _Signals()
     engine = _make_engine(config)
+    await engine.start()
+    await asyncio.sleep(0)  # the engine's process begins to load while this one imports the rest
+    from mlx_cb.server.front import Front
+    from mlx_cb.server.serving import Serving
+
     front = Front(engine, config)
     serving = Serving(front, certificates)
-    await engine.start()
     running = asyncio.create_task(serving.run(listeners))
     port = listeners[0].getsockname()[1]
     url = access.url(config, port)

@@ -29,6 +29,7 @@ from mlx_cb.engine.messages import (
     WorkerChannel,
 )
 from mlx_cb.errors import MlxCbError
+from mlx_cb.model.light_import import skip_mlx_lm_init
 
 log = logging.getLogger("mlx_cb.engine")
 
@@ -45,11 +46,12 @@ class Worker:
 
     def run(self) -> None:
         """Load, report, step until told to stop or the front is gone."""
+        skip_mlx_lm_init()
+        from mlx_cb.engine.core import EngineCore
+
         (start,) = self._channel.receive(wait=True)
         assert isinstance(start, Start)
         try:
-            from mlx_cb.engine.core import EngineCore
-
             self._core = EngineCore.load(start.config)
         except MlxCbError as error:
             self._channel.send(LoadFailed(type(error).__name__, error.message))

@@ -14,7 +14,6 @@ from mlx.utils import tree_flatten, tree_map
 
 from mlx_cb.config import ModelConfig
 from mlx_cb.errors import ModelNotFound, OutOfMemory, UnsupportedModel
-from mlx_cb.model.adapter import apply_adapter
 from mlx_cb.model.checkpoint import eos_token_ids, generation_defaults, max_model_len
 from mlx_cb.model.resolve import resolve
 
@@ -59,6 +58,8 @@ def load(config: ModelConfig) -> LoadedModel:
         if dtype is not None:
             _expand(model, dtype)
         if config.adapter is not None:
+            from mlx_cb.model.adapter import apply_adapter
+
             apply_adapter(model, Path(config.adapter).expanduser())
         mx.eval(model.parameters())
     except SystemExit as error:  # a model file that wants a package which is not installed
@@ -159,6 +160,11 @@ def _check_memory(path: Path, parameters: int, dtype: mx.Dtype | None) -> None:
 
 
 def _expand(model: nn.Module, dtype: mx.Dtype) -> None:
+    """Replace quantized weights by plain ones, lazily.
+
+    Every second layer goes to a stream of its own: expanding is scalar work and most of a start on
+    the CPU backend, which runs one stream on one core.
+    """
     from mlx_lm.utils import dequantize_model
 
     # Scales first: a dequantized weight has the type of its scales.
@@ -168,6 +174,9 @@ def _expand(model: nn.Module, dtype: mx.Dtype) -> None:
             model.parameters(),
         )
     )
+    with mx.stream(mx.new_stream(mx.default_device())):
+        for layer in getattr(model, "layers", [])[::2]:
+            dequantize_model(layer)
     dequantize_model(model)
 
 

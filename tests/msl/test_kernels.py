@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -197,20 +195,48 @@ def test_prefill_matrix(case: AttentionCase) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", DECODE + PREFILL, ids=_names(DECODE + PREFILL))
 def test_matrix_in_check_mode(case: AttentionCase) -> None:
-    """Contexts cut to 70 tokens: instrumented code is slow, and five blocks reach every branch."""
-    contexts = tuple(min(n, 70) for n in case.contexts)
-    assert_checked(replace(case, contexts=contexts).build(2))
+    assert_checked(case.build(2))
+
+
+LONG = [
+    AttentionCase(
+        dtype=row["dtype"],
+        kv=row["kv"],
+        dim=row["dims"][0],
+        value_dim=row["dims"][1],
+        group=row["group"],
+        contexts=(4097,),
+        sinks=row["sinks"],
+    )
+    for row in pairwise(
+        {
+            "dims": DIMS,
+            "dtype": FLOATS,
+            "kv": ["same", "int8", "int4"],
+            "group": [1, 2],
+            "sinks": [False, True],
+        },
+        _quantizable,
+    )
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sinks", [False, True])
-def test_long_context(sinks: bool) -> None:
+@pytest.mark.parametrize("case", LONG, ids=_names(LONG))
+def test_long_context(case: AttentionCase) -> None:
     """4097 tokens: nine partitions, the last of one token."""
-    case = AttentionCase(contexts=(4097,), group=4, dim=128, value_dim=128, sinks=sinks)
-    assert len(case.build().calls) == 2
-    assert_correct(case.build())
-    prefill = AttentionCase(contexts=(4097,), chunks=(9,), sinks=sinks)
-    assert_correct(prefill.build())
+    problem = case.build()
+    assert len(problem.calls) == 2
+    assert_correct(problem)
+    assert_checked(problem)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_long_context_of_a_chunk(dtype: mx.Dtype) -> None:
+    problem = AttentionCase(dtype=dtype, contexts=(4097,), chunks=(9,), sinks=True).build()
+    assert_correct(problem)
+    assert_checked(problem)
 
 
 MLA = [
@@ -223,6 +249,7 @@ MLA = [
         (mx.float32, 4, (33,), 64, 16),
         (mx.float16, 128, (40,), 16, 512),
         (mx.float32, 16, (513,), 16, 512),
+        (mx.float16, 16, (511, 4097), 16, 512),
     ]
 ]
 
@@ -304,7 +331,7 @@ def test_qmm_small_quick() -> None:
     ],
 )
 def test_qmm_small(m: int, k: int, n: int, bits: int, group: int, dtype: mx.Dtype) -> None:
-    _qmm_error(m, k, n, bits, group, dtype, check=m in (3, 9))
+    _qmm_error(m, k, n, bits, group, dtype, check=True)
 
 
 def test_qmm_small_refuses_what_it_cannot_do() -> None:

@@ -48,6 +48,10 @@ def test_decode_reads_each_key_once(group: int, dim: int) -> None:
     [
         {"dim": 128, "value_dim": 128},
         {"dim": 192, "value_dim": 128},
+        {"dim": 64, "value_dim": 64},
+        {"dim": 96, "value_dim": 96},
+        {"dim": 112, "value_dim": 112},
+        {"dim": 256, "value_dim": 256},
         {"dim": 512, "value_dim": 512},
         {"dim": 80, "value_dim": 80, "rows": 2},
         {"dim": 128, "value_dim": 128, "tuning": Tuning(partition=16)},
