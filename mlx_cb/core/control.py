@@ -23,7 +23,7 @@ LONGEST_CALM_S = 320.0
 RELAPSE_S = 120.0  # the same trouble within this time after an undoing doubles the calm
 LONGEST_S = 900.0  # no act lasts longer; if it is still needed the sign will say so
 SMALLEST_SHARE = 0.125  # of a step's room for prefill
-KEPT = 256  # records
+KEPT = 100  # records
 
 
 class Action(Enum):

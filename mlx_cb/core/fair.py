@@ -81,12 +81,16 @@ class Fair:
     def max_running(self, user: str, max_num_seqs: int) -> int:
         """A part of the places by weight among those of the same or a lower rank; see Policy.
 
-        Whoever had clearly less than everyone else may have more: all but one place for each of
-        the others. Many short answers take many places and little of the machine.
+        Of those whom people wait for, whoever had clearly less than all the others may have more:
+        all but one place for each of them. Many small answers take places, and little time.
         """
         own = self._members[user]
-        others = [self.served[name] for name in self._members if name != user]
-        if others and self.served[user] + BEHIND < min(others):
+        others = [
+            self.served[name]
+            for name, member in self._members.items()
+            if name != user and member.rank == 0
+        ]
+        if own.rank == 0 and others and self.served[user] + BEHIND < min(others):
             return max(1, max_num_seqs - len(others))
         weights = sum(total for rank, total in self._weights.items() if rank <= own.rank)
         return max(1, int(max_num_seqs * own.standing.weight / weights))

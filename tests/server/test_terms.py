@@ -31,10 +31,10 @@ DIALECTS: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any]], Any], Any]]
     ),
     "/v1/messages": (MESSAGES, lambda a: a["stop_reason"], "max_tokens"),
     "/api/chat": (
-        {"messages": MESSAGES["messages"], "stream": False}, lambda a: a["done_reason"], "length",
+        {"model": "m", "messages": MESSAGES["messages"], "stream": False}, lambda a: a["done_reason"], "length",
     ),
     "/api/generate": (
-        {"prompt": "hello", "stream": False}, lambda a: a["done_reason"], "length",
+        {"model": "m", "prompt": "hello", "stream": False}, lambda a: a["done_reason"], "length",
     ),
     "/completion": ({"prompt": "hello", "n_predict": 50}, lambda a: a["stop_type"], "limit"),
 }  # fmt: skip
@@ -71,7 +71,6 @@ def test_a_request_whose_time_is_over_before_its_first_token(serve: Serve, path:
 
 def test_streams_end_cleanly_too(serve: Serve) -> None:
     server = serve({"tokens": ["x "], "repeat": True, "delay_s": 0.05})
-    answer = server.chat(stream=True)  # warm
     answer = server.post(
         "/v1/chat/completions", MESSAGES | {"stream": True}, headers={"x-request-timeout": "0.5"}
     )
