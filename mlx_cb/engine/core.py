@@ -136,7 +136,8 @@ class EngineCore:
     @property
     def is_held(self) -> bool:
         """True while there is work, but an operator has paused all of it."""
-        return self._in_flight is None and self.scheduler.is_held
+        has_news = self._in_flight is not None or bool(self._pending_outputs)
+        return self.scheduler.is_held and not has_news
 
     def add(
         self,

@@ -33,7 +33,7 @@ class Reader:
 
     async def _read(self, name: str, user: str, more: dict[str, Any]) -> None:
         prompt = [len(name) % 200] * 20
-        stream = self._engine.generate(name, prompt, tiny.greedy(450), user=user, **more)
+        stream = self._engine.generate(name, prompt, tiny.greedy(60), user=user, **more)
         async for output in stream:
             self.outputs.append(output)
 
@@ -92,7 +92,7 @@ def test_a_deadline_ends_a_request_with_what_it_has(pipelined: bool) -> None:
 
 @asynchronous
 async def test_a_paused_user_waits_and_others_do_not(checkpoint: Path) -> None:
-    wanted = tiny.solo(tiny.llama_model(), [3] * 20, 450)
+    wanted = tiny.solo(tiny.llama_model(), [3] * 20, 60)
     async with running(checkpoint) as engine:
         control = await engine.order(Order(Verb.PAUSE_USER, "ann"))
         assert control is not None
@@ -190,6 +190,6 @@ def test_failing_steps_make_the_engine_take_one_at_a_time() -> None:
     reasons = tiny.run(core).finish_reasons
     assert reasons["good1"] is reasons["good2"] is FinishReason.LENGTH
     assert reasons["bad4"] is FinishReason.ERROR
-    (act,) = core.status()["control"]["in_force"]
+    (act,) = core.governor.as_dict()["in_force"]
     assert act["action"] == "one at a time"
     assert "failed steps in a minute is 3" in act["cause"]

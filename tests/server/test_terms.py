@@ -31,7 +31,8 @@ DIALECTS: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any]], Any], Any]]
     ),
     "/v1/messages": (MESSAGES, lambda a: a["stop_reason"], "max_tokens"),
     "/api/chat": (
-        {"model": "m", "messages": MESSAGES["messages"], "stream": False}, lambda a: a["done_reason"], "length",
+        {"model": "m", "messages": MESSAGES["messages"], "stream": False},
+        lambda a: a["done_reason"], "length",
     ),
     "/api/generate": (
         {"model": "m", "prompt": "hello", "stream": False}, lambda a: a["done_reason"], "length",
@@ -76,15 +77,6 @@ def test_streams_end_cleanly_too(serve: Serve) -> None:
     )
     assert '"finish_reason":"length"' in answer.text
     assert answer.text.rstrip().endswith("[DONE]")
-
-
-def test_waiting_for_a_place_counts_towards_the_time(serve: Serve) -> None:
-    server = serve({"tokens": ["x"], "repeat": True, "delay_s": 0.05}, script={"max_num_seqs": 1})
-    thread = threading.Thread(target=server.chat, kwargs={"max_tokens": 40})
-    thread.start()
-    answer = server.post("/v1/chat/completions", MESSAGES, headers={"x-request-timeout": "30"})
-    thread.join()
-    assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "soon", "nan", "inf", "1e9"])

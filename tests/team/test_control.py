@@ -115,6 +115,38 @@ def test_a_paused_user_waits_and_others_do_not(serve: Serve, team: Team) -> None
     assert asking.join().status_code == 200
 
 
+def test_waiting_for_a_place_among_ones_own_counts_towards_the_time(
+    serve: Serve, team: Team
+) -> None:
+    team.add("kim", max_running=1)
+    server = serve(ENDLESS, keys_file=team.path)
+    asking = Asking(server, team.as_("kim"))
+    until(lambda: running(server, "kim"))
+    hurried = team.as_("kim") | {"x-request-timeout": "0.2"}
+    late = server.post(PATH, CHAT, headers=hurried)
+    assert (late.status_code, late.json()["error"]["code"]) == (408, "deadline_exceeded")
+    server.post("/admin/users/kim/cancel", headers=team.as_("boss"))
+    assert asking.join().status_code == 403
+
+
+def test_caps_of_a_key(serve: Serve, team: Team) -> None:
+    team.add("kim", max_input_tokens=1)
+    team.add("lee", max_output_tokens=2, max_queued=1)
+    server = serve({"text": "a b c d"}, keys_file=team.path, max_output_tokens=3)
+    refused = server.post(PATH, CHAT, headers=team.as_("kim"))
+    assert refused.status_code == 400
+    assert "max_input_tokens of kim" in refused.json()["error"]["message"]
+    for name, most, whose in (("lee", 2, "of lee"), ("bob", 3, "of this server")):
+        asked = server.post(PATH, CHAT | {"max_tokens": 4}, headers=team.as_(name))
+        assert asked.status_code == 400
+        assert whose in asked.json()["error"]["message"]
+        cut = server.post(PATH, CHAT, headers=team.as_(name)).json()
+        assert cut["usage"]["completion_tokens"] == most
+    two = server.post(PATH, CHAT | {"n": 2}, headers=team.as_("lee"))
+    assert two.status_code == 429
+    assert "max_queued of lee" in two.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "path", ["/admin/control/explode", "/admin/users/alice/promote", "/admin/requests/x/love"]
 )
