@@ -162,6 +162,7 @@ def run(config: ServerConfig, also_ports: tuple[int, ...] = ()) -> int:
     from mlx_cb.server.serving import PortBusy, bind, bind_all
 
     _set_up_logging(config.log_format)
+    _allow_many_connections()
     certificates = access.certificates(config)
     listeners: list[socket.socket] = []
     for port in (config.port, *also_ports):
@@ -211,6 +212,7 @@ async def _serve(
     _say(f"listening on {url}, loading {config.engine.model.model}")
     for other in access.further_urls(config, port):
         _say(f"  also {other}")
+    access.open_doors(front, url)
     loading = asyncio.create_task(_load(front, engine, url, started))
     announcing = asyncio.create_task(access.announce(front, port))
     stopping = asyncio.create_task(signals.first())
@@ -283,6 +285,19 @@ def _by_whom(port: int) -> str:
     except psutil.Error:
         return ""  # other users' processes are hidden from us on macOS
     return ""
+
+
+def _allow_many_connections() -> None:
+    """macOS lets a program have 256 files unless it asks, and each connection is one."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 10_240 if hard == resource.RLIM_INFINITY else min(10_240, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:
+            logging.getLogger("mlx_cb").warning("at most %d connections: %s", soft, error)
 
 
 def _set_up_logging(log_format: str) -> None:

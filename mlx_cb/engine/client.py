@@ -212,6 +212,10 @@ class AsyncEngine:
         """Newest records of the step journal; see Engine."""
         return await self._ask("steps", last) or []
 
+    async def overview(self, after: int) -> dict[str, Any] | None:
+        """What an operator watches; see Engine."""
+        return await self._ask("overview", after)
+
     async def explain(self, request_id: str) -> dict[str, Any] | None:
         """A request's life stage by stage; see Engine."""
         return await self._ask("explain", request_id)

@@ -24,6 +24,7 @@ from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
 from mlx_cb.engine.governor import Governor
 from mlx_cb.engine.interface import ModelInfo, Order
+from mlx_cb.engine.overview import overview
 from mlx_cb.errors import ContextLengthExceeded, InvalidRequest
 from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
 from mlx_cb.model.loader import LoadedModel, load
@@ -302,17 +303,18 @@ class EngineCore:
             created=int((loaded.path / "config.json").stat().st_mtime),
         )
 
-    def _users(self) -> dict[str, dict[str, float]]:
-        """Unfinished requests of each user, and the seconds that he had of the machine."""
-        scheduler = self.scheduler
-        users: dict[str, dict[str, float]] = {}
-        for request in scheduler.requests.values():
-            seconds = round(scheduler.service.get(request.user, 0.0), 3)
-            empty = {"waiting": 0, "running": 0, "seconds": seconds}
-            counts = users.setdefault(request.user, empty)
-            is_waiting = request.request_id in scheduler.waiting
+    def _users(self) -> dict[str, dict[str, int]]:
+        """Unfinished requests of each user."""
+        users: dict[str, dict[str, int]] = {}
+        for request in self.scheduler.requests.values():
+            counts = users.setdefault(request.user, {"waiting": 0, "running": 0})
+            is_waiting = request.request_id in self.scheduler.waiting
             counts["waiting" if is_waiting else "running"] += 1
         return users
+
+    def overview(self, after: int) -> dict[str, Any]:
+        """Steps newer than number `after` and the unfinished requests, in little."""
+        return overview(self.scheduler, self._clock(), after)
 
     def status(self) -> dict[str, Any]:
         """Engine, blocks, queue and users, JSON-ready. Times in seconds, memory in bytes."""
@@ -367,6 +369,7 @@ class EngineCore:
             },
             "policy": self.config.scheduler.policy,
             "users": self._users(),
+            "machine_seconds": dict(scheduler.service),
             "control": self.governor.as_dict(),
         }
 

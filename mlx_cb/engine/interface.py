@@ -144,6 +144,13 @@ class Engine(Protocol):
         """The newest `last` records of the step journal, oldest first."""
         ...
 
+    async def overview(self, after: int) -> dict[str, Any] | None:
+        """Steps newer than number `after` and the unfinished requests, for who watches.
+
+        None while the worker is down; see `engine.overview`.
+        """
+        ...
+
     async def explain(self, request_id: str) -> dict[str, Any] | None:
         """A request's life stage by stage; None for an unknown or forgotten id."""
         ...

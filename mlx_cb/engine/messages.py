@@ -44,7 +44,7 @@ class Abort(msgspec.Struct, tag=True):
 
 
 class Ask(msgspec.Struct, tag=True):
-    """A question about the engine's state: `status`, `steps` or `explain`."""
+    """A question about the engine's state: `status`, `steps`, `explain`, `overview`."""
 
     question_id: int
     topic: str

@@ -67,6 +67,7 @@ class ScriptedEngine:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.played: dict[str, Played] = {}
+        self._machine_seconds: dict[str, float] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="mlx-cb-scripted-"))
         tokens = {token.value for reply in script.replies for token in reply.script_tokens()}
         named = {text.encode() for text in (*CONTROL_TOKENS, *MARKER_TOKENS)}
@@ -177,6 +178,9 @@ class ScriptedEngine:
         finally:
             played.status, played.finished_at = "finished", time.time()
             played.finish_reason = played.finish_reason or FinishReason.ABORT.value
+            if played.admitted_at is not None:  # a script's machine works as long as it plays
+                taken = played.finished_at - played.admitted_at
+                self._machine_seconds[user] = self._machine_seconds.get(user, 0.0) + taken
 
     async def _outputs(
         self, reply: Reply, played: Played, prompt_ids: Sequence[int]
@@ -302,6 +306,7 @@ class ScriptedEngine:
                 "preemptions": 0,
             },
             "control": self._control(),
+            "machine_seconds": dict(self._machine_seconds),
         }
 
     def _control(self) -> dict[str, Any]:
@@ -337,6 +342,41 @@ class ScriptedEngine:
     async def steps(self, last: int) -> list[dict[str, Any]]:
         """A script has no steps."""
         return []
+
+    async def overview(self, after: int) -> dict[str, Any] | None:
+        """Who plays and who waits; there are no steps."""
+        now = time.time()
+        here = [played for played in self.played.values() if played.status != "finished"]
+        users: dict[str, dict[str, Any]] = {}
+        for played in here:
+            own = users.setdefault(
+                played.user, {"running": 0, "waiting": 0, "reasons": {}, "oldest_wait": 0.0}
+            )
+            own["waiting" if played.status == "waiting" else "running"] += 1
+            if played.status == "waiting":
+                own["reasons"]["slots"] = own["reasons"].get("slots", 0) + 1
+                own["oldest_wait"] = max(own["oldest_wait"], now - played.queued_at)
+        return {
+            "now": now,
+            "columns": [],
+            "steps": [],
+            "num_requests": len(here),
+            "requests": [
+                {
+                    "id": played.request_id,
+                    "user": played.user,
+                    "status": played.status,
+                    "waiting_for": "slots" if played.status == "waiting" else "",
+                    "age": now - played.queued_at,
+                    "prompt": played.num_prompt_tokens,
+                    "cached": 0,
+                    "computed": played.num_prompt_tokens + played.num_tokens,
+                    "output": played.num_tokens,
+                }
+                for played in here
+            ],
+            "users": users,
+        }
 
     async def explain(self, request_id: str) -> dict[str, Any] | None:
         """When a request waited, played and ended."""

@@ -109,6 +109,8 @@ class Worker:
             return scheduler.journal.last(argument)
         if topic == "explain":
             return scheduler.explain(argument)
+        if topic == "overview":
+            return self._core.overview(argument)
         return self._core.status()
 
 

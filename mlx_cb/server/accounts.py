@@ -144,6 +144,10 @@ class Accounts:
             retry_after=(reset - now).total_seconds(),
         )
 
+    def waiting(self) -> dict[str, int]:
+        """How many answers wait because their user has as many open as he may, by user."""
+        return {name: len(own.waiting) for name, own in self._open.items() if own.waiting}
+
     async def tokens_today(self, name: str) -> int:
         """Tokens recorded today, and those of answers that are still open."""
         recorded = await self.usage.tokens_today(name)

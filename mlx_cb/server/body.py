@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import zlib
@@ -19,6 +20,8 @@ _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
 
 # Looking for duplicate keys takes five times as long as decoding; huge bodies go without.
 _LARGEST_CHECKED = 2**20
+# A body may take this many seconds, and longer as long as so many bytes come per second.
+PATIENCE_S, SLOWEST = 20.0, 4096
 # Content-Encoding → zlib's window size with the container it says to expect.
 _WINDOW_BITS = {"gzip": 31, "deflate": 15}
 
@@ -30,19 +33,36 @@ class UnsupportedEncoding(MlxCbError):
     code = "unsupported_encoding"
 
 
+class BodyTooSlow(MlxCbError):
+    """The body does not come in a time that suits its length."""
+
+    status = 408
+    code = "request_timeout"
+
+
 class ClientGone(Exception):
     """The client closed the connection."""
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole body. Raises RequestTooLarge, and ClientGone when the client hangs up."""
+    """The whole body.
+
+    Raises RequestTooLarge, BodyTooSlow, and ClientGone when the client hangs up.
+    """
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise _too_large(limit)
     encoding = _encoding(scope)
-    pieces, size = [], 0
+    clock = asyncio.get_running_loop().time
+    pieces, size, started = [], 0, clock()
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout_at(started + PATIENCE_S + size / SLOWEST):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTooSlow(
+                f"after {clock() - started:.0f} s only {size} bytes of the request body were there"
+            ) from None
         if message["type"] == "http.disconnect":
             raise ClientGone
         pieces.append(message.get("body", b""))

@@ -22,8 +22,11 @@ from mlx_cb.errors import (
 )
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.server.accounts import Accounts, Limits
+from mlx_cb.server.doors import Doors
 from mlx_cb.server.generate_input import GenerateInput, PromptInput
 from mlx_cb.server.generation import Choice, Generation
+from mlx_cb.server.log_tail import LogTail
+from mlx_cb.server.machine_time import MachineTime
 from mlx_cb.server.metrics import Metrics
 from mlx_cb.server.structured import beside_calls, forced_call_grammar, with_grammar
 from mlx_cb.server.terms import Terms
@@ -66,7 +69,11 @@ class Front:
         usage = Usage(config.usage_file)
         limits = Limits(config.engine.scheduler.max_queue_wait_s, config.max_queued_per_user)
         self.accounts = Accounts(usage, limits)
+        self.log_tail = LogTail()
+        self.log_tail.install()
+        self.machine_time = MachineTime(engine, usage)
         self.owners = Owners()
+        self.doors = None if config.keys_file is None else Doors.at(config.keys_file)
         self.open_answers: set[asyncio.Task[None]] = set()
         self.is_closing = False
         self.is_draining = False
@@ -81,6 +88,7 @@ class Front:
 
     def close(self) -> None:
         """Write down what is left to write; nothing may be served afterwards."""
+        self.log_tail.remove()
         self.accounts.usage.close()
         self._encoders.shutdown()
 

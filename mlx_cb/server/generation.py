@@ -196,9 +196,9 @@ class Generation:
             now = time.monotonic()
             if self.first_token_s is None:
                 self.first_token_s = now - self.arrived
-                metrics.first_token.observe(self.first_token_s)
+                metrics.saw_first_token(self.first_token_s, self.user)
             else:
-                metrics.token_gap.observe(now - last)
+                metrics.saw_gap(now - last, self.user)
             last = now
             if output.prompt_logprobs is not None:
                 choice.prompt_logprobs = output.prompt_logprobs

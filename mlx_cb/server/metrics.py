@@ -10,6 +10,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from mlx_cb.server.recent import Recent
+
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 
@@ -50,6 +52,7 @@ class Metrics:
         self.whole = Histogram(
             "mlx_cb:e2e_request_latency_seconds", "Arrival to end", buckets=_SECONDS, registry=r
         )
+        self.recent_first_tokens, self.recent_gaps = Recent(), Recent()
         self._live = Gauge(
             "mlx_cb:num_requests_live", "Generations the front waits for", registry=r
         )
@@ -68,6 +71,16 @@ class Metrics:
         self._engine = {
             name: Gauge(f"mlx_cb:{name}", text, registry=r) for name, text in _ENGINE_GAUGES.items()
         }
+
+    def saw_first_token(self, seconds: float, user: str) -> None:
+        """A first token came so long after its request."""
+        self.first_token.observe(seconds)
+        self.recent_first_tokens.add(seconds, user)
+
+    def saw_gap(self, seconds: float, user: str) -> None:
+        """So much time passed between two outputs of an answer."""
+        self.token_gap.observe(seconds)
+        self.recent_gaps.add(seconds, user)
 
     def exposition(self, num_live: int, engine_status: dict[str, Any]) -> bytes:
         """The scrape's text; gauges that the engine does not report keep their last value."""

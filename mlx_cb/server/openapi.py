@@ -15,6 +15,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from mlx_cb.server.safe_headers import inline_policy
+
 _SCHEMAS = "#/components/schemas/{name}"
 _FAILURES = {
     "400": "A field is wrong; the error names it.",
@@ -105,11 +107,12 @@ def routes(described: Sequence[BaseRoute]) -> list[BaseRoute]:
     """`/openapi.json` and `/docs` for these routes."""
     document = describe(described)
     encoded, page = msgspec.json.encode(document), _page(document)
+    policy = inline_policy(page)
 
     async def openapi(request: Request) -> Response:
         return Response(encoded, media_type="application/json")
 
     async def docs(request: Request) -> Response:
-        return HTMLResponse(page)
+        return HTMLResponse(page, headers={"content-security-policy": policy})
 
     return [Route("/openapi.json", openapi), Route("/docs", docs)]
