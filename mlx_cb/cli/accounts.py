@@ -40,9 +40,7 @@ _ACCOUNT = (
     click.option(
         "--max-running", type=click.IntRange(1), help="Most answers at once; others wait."
     ),
-    click.option(
-        "--max-queued", type=click.IntRange(1), help="Most requests that wait; then 429."
-    ),
+    click.option("--max-queued", type=click.IntRange(1), help="Most requests that wait; then 429."),
     click.option("--max-input-tokens", type=click.IntRange(1), help="Longest prompt, tokens."),
     click.option("--max-output-tokens", type=click.IntRange(1), help="Longest answer, tokens."),
     click.option("--daily-tokens", type=click.IntRange(1), help="Prompt plus answer tokens a day."),
