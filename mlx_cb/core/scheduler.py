@@ -338,6 +338,7 @@ class Scheduler:
             stop_token_id=token.token_id if reason is FinishReason.STOP else None,
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens,
+            embedding=token.embedding,
         )
 
     def _finish(

@@ -93,6 +93,7 @@ class Refused(msgspec.Struct, tag=True):
     error: str
     message: str
     param: str | None = None
+    retry_after: float | None = None
 
 
 class Answer(msgspec.Struct, tag=True):

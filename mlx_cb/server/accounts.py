@@ -52,7 +52,7 @@ class _Open:
     @property
     def queued(self) -> int:
         """Generations without a first token."""
-        begun = sum(len(g.choices) for g in self.generations if g.first_token_s is None)
+        begun = sum(g.places for g in self.generations if g.first_token_s is None)
         return begun + sum(size for size, turn in self.waiting if not turn.done())
 
     def wake(self, limit: int | None) -> None:
@@ -92,7 +92,7 @@ class Accounts:
         """
         await self._check_day(user)
         mine = self._open.setdefault(user.name, _Open())
-        size = len(generation.choices)
+        size = generation.places
         try:
             self._check_queue(user, mine, size)
             await self._enter(user, mine, generation)
@@ -156,7 +156,7 @@ class Accounts:
         return recorded + sum(u.prompt_tokens + u.completion_tokens for u in usages)
 
     async def _enter(self, user: User, mine: _Open, generation: Generation) -> None:
-        limit, size = user.max_running, len(generation.choices)
+        limit, size = user.max_running, generation.places
         if limit is not None and size > limit:
             raise InvalidRequest(
                 f"{size} choices at once are more than the {limit} that {user.name} may have",

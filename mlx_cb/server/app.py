@@ -37,7 +37,7 @@ def all_routes(front: Front) -> list[BaseRoute]:
         *operator_routes.routes(front),
         *control_routes.routes(front),
     ]
-    return [*described, *openapi.routes(described)]
+    return [*described, *openapi.routes(described, dialects.error_type)]
 
 
 def create_app(front: Front) -> ASGIApp:
