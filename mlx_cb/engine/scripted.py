@@ -22,7 +22,8 @@ from typing import Any
 import tokenizers
 
 from mlx_cb.core.outputs import FinishReason, RequestOutput, TokenLogprobs
-from mlx_cb.engine.interface import ModelInfo, Order, Verb
+from mlx_cb.engine.interface import ModelInfo, Order
+from mlx_cb.engine.played import Orders, Played
 from mlx_cb.engine.script import Reply, Script, ScriptToken
 from mlx_cb.engine.scripted_model import (
     CONTROL_TOKENS,
@@ -37,31 +38,6 @@ from mlx_cb.standing import EQUAL, Standing
 _NEVER = -9999.0
 _REMEMBERED = 1000
 _TICK_S = 0.01  # how soon a paused reply notices that it may go on
-
-
-@dataclass(slots=True)
-class Played:
-    """The life of one request; times in seconds since the epoch."""
-
-    request_id: str
-    user: str
-    num_prompt_tokens: int
-    params: SamplingParams
-    queued_at: float
-    standing: Standing = EQUAL
-    status: str = "waiting"
-    admitted_at: float | None = None
-    first_token_at: float | None = None
-    finished_at: float | None = None
-    finish_reason: str | None = None
-    num_tokens: int = 0
-    ends_at: float | None = None
-    is_cancelled: bool = False
-
-    @property
-    def is_late(self) -> bool:
-        """True from the deadline on."""
-        return self.ends_at is not None and time.time() >= self.ends_at
 
 
 class ScriptedEngine:
@@ -86,8 +62,7 @@ class ScriptedEngine:
         self._started = time.time()
         self._is_ready = False
         self._loading: asyncio.Task[None] | None = None
-        self._paused: list[Order] = []
-        self._is_frozen = False
+        self._orders = Orders()
 
     async def start(self) -> None:
         """Return at once; ready after the script's `load_s`."""
@@ -247,7 +222,7 @@ class ScriptedEngine:
         if played.ends_at is not None:
             seconds = min(seconds, max(0.0, played.ends_at - time.time()))
         await asyncio.sleep(seconds)
-        while any(order.means(played.request_id, played.user) for order in self._paused):
+        while self._orders.hold(played):
             if played.is_late or played.is_cancelled:
                 break
             await asyncio.sleep(_TICK_S)
@@ -322,39 +297,18 @@ class ScriptedEngine:
                 "decoding": states.count("running"),
                 "preemptions": 0,
             },
-            "control": self._control(),
+            "control": self._orders.as_dict(),
             "machine_seconds": dict(self._machine_seconds),
-        }
-
-    def _control(self) -> dict[str, Any]:
-        return {
-            "frozen": self._is_frozen,
-            "in_force": [],
-            "records": [],
-            "restraint": {
-                "paused_users": [o.target for o in self._paused if o.verb is Verb.PAUSE_USER],
-                "paused_requests": [o.target for o in self._paused if o.verb is Verb.PAUSE_REQUEST],
-            },
         }
 
     async def order(self, order: Order) -> dict[str, Any]:
         """Freeze nothing, pause and cancel replies."""
-        match order.verb:
-            case Verb.FREEZE | Verb.UNFREEZE:
-                self._is_frozen = order.verb is Verb.FREEZE
-            case Verb.PAUSE_USER | Verb.PAUSE_REQUEST:
-                self._paused.append(order)
-            case Verb.RESUME_USER | Verb.RESUME_REQUEST:
-                self._paused = [
-                    other
-                    for other in self._paused
-                    if other.target != order.target or other.verb.undone_by is not order.verb
-                ]
-            case Verb.CANCEL_USER | Verb.CANCEL_REQUEST:
-                for played in self.played.values():
-                    if order.means(played.request_id, played.user):
-                        played.is_cancelled = True
-        return self._control()
+        self._orders.take(order)
+        if order.verb.is_cancel:
+            for played in self.played.values():
+                if order.means(played.request_id, played.user):
+                    played.is_cancelled = True
+        return self._orders.as_dict()
 
     async def steps(self, last: int) -> list[dict[str, Any]]:
         """A script has no steps."""
