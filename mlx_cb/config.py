@@ -37,12 +37,18 @@ class CacheConfig:
         kv_memory: upper limit of all layers' keys and values in bytes; None decides by machine.
         kv_dtype: `auto` stores what the model computes; otherwise a dtype name.
         prefix_cache: share blocks between requests with equal prefixes.
+        ssd_cache: folder that evicted and idle blocks are written to; None for none.
+        ssd_cache_size: most bytes of that folder; None takes a share of the disk.
+        ssd_daily_writes: most bytes written to it per day; None takes a cautious default.
     """
 
     block_size: int = 16
     kv_memory: int | None = None
     kv_dtype: str = "auto"
     prefix_cache: bool = True
+    ssd_cache: str | None = None
+    ssd_cache_size: int | None = None
+    ssd_daily_writes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,9 @@ _DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
 @setting("--itl-target-ms", default=100.0, type=click.FloatRange(1), help="Gap between tokens.")
 @setting("--max-queue-wait-s", default=60.0, type=click.FloatRange(0), help="Longest wait.")
 @setting("--no-prefix-cache", is_flag=True, help="Do not share blocks of equal prefixes.")
+@setting("--ssd-cache", default="off", help="Folder that keeps blocks of prefixes: DIR or off.")
+@setting("--ssd-cache-size", default="auto", type=Size(), help="Most bytes in that folder.")
+@setting("--ssd-daily-writes", default="auto", type=Size(), help="Most bytes written a day.")
 @setting("--log-format", default="text", type=click.Choice(["text", "json"]), help="Log lines.")
 @setting("--log-prompts", is_flag=True, help="Write prompts and answers to the log.")
 @setting("--lan", is_flag=True, help="Serve the local network: all addresses, TLS, Bonjour.")
@@ -106,6 +109,8 @@ def command(**given: Any) -> int:
     """Serve MODEL over HTTP: a hub id, a folder, a .gguf file, demo, or scripted:FILE."""
     if given["lan"] and given["host"] != "127.0.0.1":
         raise click.UsageError("--lan listens on every address; leave --host away")
+    if given["ssd_cache"] != "off" and given["no_prefix_cache"]:
+        raise click.UsageError("--ssd-cache keeps prefixes, and --no-prefix-cache finds none again")
     config = build_config(given)
     access.check(config, is_named=given["keys"] is not None)
     return run(config, given["also_port"])
@@ -127,6 +132,9 @@ def build_config(given: dict[str, Any]) -> ServerConfig:
             kv_memory=given["kv_memory"],
             kv_dtype=given["kv_dtype"],
             prefix_cache=not given["no_prefix_cache"],
+            ssd_cache=None if given["ssd_cache"] == "off" else given["ssd_cache"],
+            ssd_cache_size=given["ssd_cache_size"],
+            ssd_daily_writes=given["ssd_daily_writes"],
         ),
         scheduler=SchedulerConfig(
             policy=given["scheduler"],

@@ -74,6 +74,10 @@ class Fair:
 
         return sorted(candidates, key=entitlement)
 
+    def charged(self, user: str) -> float:
+        """The user's counter; see Policy."""
+        return self.served.get(user, 0.0)
+
     def may_admit(self, num_running: int) -> bool:
         """Always; see Policy."""
         return True

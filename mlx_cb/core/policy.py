@@ -43,6 +43,10 @@ class Policy(Protocol):
         """The user's rows of this rank took this much of a step's measured time."""
         ...
 
+    def charged(self, user: str) -> float:
+        """What the user was charged, by weight: who has most gives way first."""
+        ...
+
 
 class FirstComeFirstServed:
     """Requests join at every step, in the order of their arrival."""
@@ -69,6 +73,10 @@ class FirstComeFirstServed:
 
     def charge(self, user: str, rank: int, seconds: float) -> None:
         """Users make no difference; see Policy."""
+
+    def charged(self, user: str) -> float:
+        """The same of everyone; see Policy."""
+        return 0.0
 
 
 class Priority(FirstComeFirstServed):

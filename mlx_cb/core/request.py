@@ -39,6 +39,7 @@ class Request:
         deadline: when it ends at the latest, with what it has then; None for no such time.
         num_resident_tokens: how much of it was in the prefix cache when it came.
         account: the user and the rank that its service is charged to.
+        most_computed_tokens: what it had computed when it last gave way.
         resume_state: what recurrent layers remember of the prefix that was found, for the runner.
         checkpoint_tokens: block borders at which such a state is worth saving, ascending.
         border_state: that of the newest block border the text has passed, from the runner.
@@ -66,6 +67,7 @@ class Request:
     num_in_flight: int = 0
     num_cached_tokens: int = 0
     num_hashed_blocks: int = 0
+    most_computed_tokens: int = 0
     resume_state: Any = None
     checkpoint_tokens: tuple[int, ...] = ()
     border_state: BorderState | None = None

@@ -9,6 +9,7 @@ from mlx_cb.core.block_pool import BlockPool
 from mlx_cb.core.cost_model import StepCostModel
 from mlx_cb.core.journal import StepRecord
 from mlx_cb.core.request import Request
+from mlx_cb.core.ssd_tier import BlockContent
 
 MAX_EXPLAINED = 32  # waiting requests whose reason is recorded per step
 
@@ -28,7 +29,9 @@ class SchedulerOutput:
     """The plan of one step. Decode rows come first, then the chunks; one forward runs them all.
 
     `num_padding` rows are computed for nobody, over the block in `pad_table` (static policy only).
-    Block ids are below `num_blocks`.
+    Block ids are below `num_blocks`. Before the rows run, `stores` are copied out of their blocks,
+    then `restores` are put into theirs; `fetches` are contents to read from the SSD meanwhile.
+    `restoring` are the requests that `restores` belong to.
     """
 
     record: StepRecord
@@ -37,6 +40,10 @@ class SchedulerOutput:
     num_padding: int = 0
     num_blocks: int = 0
     pad_table: list[int] = field(default_factory=list)
+    stores: list[BlockContent] = field(default_factory=list)
+    restores: list[BlockContent] = field(default_factory=list)
+    fetches: list[bytes] = field(default_factory=list)
+    restoring: list[Request] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
@@ -47,6 +54,11 @@ class SchedulerOutput:
     def num_rows(self) -> int:
         """Tokens in the step."""
         return len(self.decodes) + self.num_padding + sum(c.num_tokens for c in self.prefills)
+
+    def members(self) -> set[str]:
+        """Ids of the requests that have rows in this step, or got blocks back for it."""
+        chunks = (chunk.request for chunk in self.prefills)
+        return {request.request_id for request in (*self.decodes, *chunks, *self.restoring)}
 
     def sampling(self) -> Iterator[Request]:
         """Requests that get a token from this step, in the order of the logit rows."""

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import psutil
-
 from mlx_cb import blas
 from mlx_cb.config import EngineConfig
 from mlx_cb.core.block_pool import BlockPool
@@ -24,11 +22,13 @@ from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
 from mlx_cb.engine.governor import Governor
 from mlx_cb.engine.interface import ModelInfo, Order
-from mlx_cb.engine.overview import overview
+from mlx_cb.engine.overview import count_users, overview
+from mlx_cb.engine.ssd_carrier import SsdCarrier, open_tier
 from mlx_cb.errors import ContextLengthExceeded, InvalidRequest
 from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
 from mlx_cb.model.embedding_runner import EmbeddingRunner
 from mlx_cb.model.loader import LoadedModel, load
+from mlx_cb.model.machine_memory import Machine
 from mlx_cb.model.memory_plan import Limits, plan_memory
 from mlx_cb.model.probe import probe
 from mlx_cb.model.proof import prove
@@ -37,8 +37,6 @@ from mlx_cb.model.runner import LaunchedStep, ModelRunner, RunnerSettings
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.standing import EQUAL, Standing
 from mlx_cb.text.tokenizer import tokenizer_file
-
-KV_MEMORY_SHARE = 0.4  # of what is available after loading, for `--kv-memory auto`
 
 
 @dataclass(slots=True)
@@ -74,7 +72,20 @@ class EngineCore:
         self.cache_spec = cache_spec or probe(loaded.model, loaded.architecture)
         block_size = config.cache.block_size
         limits = Limits(block_size, config.scheduler.max_num_seqs, loaded.max_model_len)
-        plan = plan_memory(request_memory(config), self.cache_spec, limits)
+        self.machine = Machine.read()
+        memory = config.cache.kv_memory
+        if memory is None:
+            memory = self.machine.kv_memory()
+        plan = plan_memory(memory, self.cache_spec, limits)
+        settings = RunnerSettings(
+            block_size,
+            plan.num_blocks,
+            config.attention,
+            lambda: tokenizer_file(loaded.path, cache_dir()),
+        )
+        make_runner = ModelRunner if loaded.pooling is None else EmbeddingRunner
+        self.runner = make_runner(loaded, self.cache_spec, settings=settings)
+        self.ssd = open_tier(config.cache, loaded, self.cache_spec, self.runner)
         pool = BlockPool(plan.num_blocks)
         num_checkpoints = plan.num_checkpoints if config.cache.prefix_cache else 0
         checkpoints = Checkpoints(num_checkpoints) if self.cache_spec.is_recurrent else None
@@ -83,19 +94,12 @@ class EngineCore:
             block_size,
             prefix_cache=config.cache.prefix_cache,
             checkpoints=checkpoints,
-            keeps=lambda block_ids: self.runner.storage.keeps(block_ids),
+            keeps=self.runner.storage.keeps,
+            tier=self.ssd.tier if isinstance(self.ssd, SsdCarrier) else None,
         )
         scheduling = replace(config.scheduler, max_num_seqs=plan.max_num_seqs)
         self.scheduler = Scheduler(scheduling, kv_cache, clock=clock)
         self.governor = Governor(self.scheduler, clock)
-        settings = RunnerSettings(
-            block_size,
-            pool.capacity,
-            config.attention,
-            lambda: tokenizer_file(loaded.path, cache_dir()),
-        )
-        make_runner = ModelRunner if loaded.pooling is None else EmbeddingRunner
-        self.runner = make_runner(loaded, self.cache_spec, settings=settings)
         pipelined = config.scheduler.pipelined
         self._pipelined = self.runner.runs_beside_host if pipelined is None else pipelined
         self.runner.forward.states.checkpoints = checkpoints
@@ -140,8 +144,16 @@ class EngineCore:
     @property
     def is_held(self) -> bool:
         """True while there is work, but an operator has paused all of it."""
-        has_news = self._in_flight is not None or bool(self._pending_outputs)
-        return self.scheduler.is_held and not has_news
+        is_empty = self._in_flight is None and not self._pending_outputs
+        return is_empty and self.scheduler.is_held
+
+    def idle(self) -> bool:
+        """Do a little of what can wait; True while there is more. For when `has_work` is False."""
+        return self.ssd.write_behind(self.scheduler.kv_cache.pool.find)
+
+    def close(self, patience: float = 1.0) -> None:
+        """Write what is only in memory to the SSD tier, for at most `patience` seconds."""
+        self.ssd.close(patience, self.scheduler.kv_cache.pool.find)
 
     def add(
         self,
@@ -243,10 +255,14 @@ class EngineCore:
         return outputs
 
     def _launch(self, previous: LaunchedStep | None) -> LaunchedStep | None:
+        self.ssd.take_events()
         plan = self.scheduler.schedule()
-        if plan.is_empty:
-            return None
         try:
+            self.ssd.carry_out(plan)
+            if plan.is_empty:
+                if previous is None:
+                    self.ssd.wait()
+                return None
             return self.runner.launch(plan, previous)
         except Exception as error:
             self._pending_outputs += self._fail(error, plan)
@@ -310,15 +326,6 @@ class EngineCore:
             hidden_size=int(loaded.config.get("hidden_size") or 0),
         )
 
-    def _users(self) -> dict[str, dict[str, int]]:
-        """Unfinished requests of each user."""
-        users: dict[str, dict[str, int]] = {}
-        for request in self.scheduler.requests.values():
-            counts = users.setdefault(request.user, {"waiting": 0, "running": 0})
-            is_waiting = request.request_id in self.scheduler.waiting
-            counts["waiting" if is_waiting else "running"] += 1
-        return users
-
     def overview(self, after: int) -> dict[str, Any]:
         """Steps newer than number `after` and the unfinished requests, in little."""
         return overview(self.scheduler, self._clock(), after)
@@ -349,17 +356,13 @@ class EngineCore:
                 "in_memory": storage.num_blocks,
                 "evictions": pool.num_evictions,
             },
-            "memory": {
-                "weights": self.loaded.weights_bytes,
-                "kv": storage.nbytes,
-                "kv_used": pool.num_used * storage.bytes_per_block,
-                "kinds": [asdict(kind) for kind in layer_kinds(self.cache_spec)],
-                "window_places": {str(w): b.num_places for w, b in storage.windows.items()},
-                "states": self.runner.forward.states.nbytes,
-                "state_per_request": self.cache_spec.state_bytes,
-                "checkpoints": scheduler.kv_cache.num_checkpoints * self.cache_spec.state_bytes,
-                **self.runner.memory_usage(),
+            "memory": self._memory_status(),
+            "ladder": {
+                "evicted_blocks": pool.num_evictions,
+                "restored_tokens": scheduler.restoring.num_tokens,
+                **asdict(scheduler.ladder),
             },
+            "ssd": self.ssd.status(),
             "prefix_cache": {
                 "queried_tokens": scheduler.kv_cache.stats.queried_tokens,
                 "hit_tokens": scheduler.kv_cache.stats.hit_tokens,
@@ -375,14 +378,24 @@ class EngineCore:
                 "generated": self.counters.generated_tokens,
             },
             "policy": self.config.scheduler.policy,
-            "users": self._users(),
+            "users": count_users(scheduler),
             "machine_seconds": dict(scheduler.service),
             "control": self.governor.as_dict(),
         }
 
-
-def request_memory(config: EngineConfig) -> int:
-    """Bytes that requests may take beside the weights."""
-    if config.cache.kv_memory is not None:
-        return config.cache.kv_memory
-    return int(psutil.virtual_memory().available * KV_MEMORY_SHARE)
+    def _memory_status(self) -> dict[str, Any]:
+        pool, storage = self.scheduler.kv_cache.pool, self.runner.storage
+        num_checkpoints = self.scheduler.kv_cache.num_checkpoints
+        return {
+            "weights": self.loaded.weights_bytes,
+            "kv": storage.nbytes,
+            "kv_used": pool.num_used * storage.bytes_per_block,
+            "kinds": [asdict(kind) for kind in layer_kinds(self.cache_spec)],
+            "window_places": {str(w): b.num_places for w, b in storage.windows.items()},
+            "states": self.runner.forward.states.nbytes,
+            "state_per_request": self.cache_spec.state_bytes,
+            "checkpoints": num_checkpoints * self.cache_spec.state_bytes,
+            "buffers": self.runner.num_buffers,
+            "max_buffers": self.machine.max_buffers,
+            **self.runner.memory_usage(),
+        }

@@ -60,9 +60,15 @@ class Worker:
         gc.collect()
         gc.freeze()
         self._channel.send(Ready(self._core.info()))
+        try:
+            self._serve()
+        finally:
+            self._core.close()
+
+    def _serve(self) -> None:
         while not self._stopping:
             is_held = self._core.is_held
-            wait = is_held or not self._core.has_work
+            wait = is_held or (not self._core.has_work and not self._core.idle())
             for message in self._channel.receive(wait=wait, timeout_s=HELD_S if is_held else None):
                 self._take(message)
             if self._core.has_work:

@@ -22,6 +22,14 @@ _ENGINE_GAUGES = {
     "num_preemptions": "Preemptions since the engine started",
     "num_steps": "Steps since the engine started",
     "control_frozen": "1 while an operator has frozen the control loop",
+    "num_evicted_blocks": "Blocks whose content was given up for another, since start",
+    "num_stopped_admissions": "Steps in which a request waited for blocks, since start",
+    "num_restored_tokens": "Tokens whose keys and values came back from the SSD, since start",
+    "num_recomputed_tokens": "Tokens computed again after their request gave way, since start",
+    "ssd_is_on": "1 while the SSD tier works",
+    "ssd_bytes": "Bytes of the SSD tier's files, other models' included",
+    "ssd_blocks": "Blocks of this model on the SSD",
+    "ssd_written_bytes_today": "Bytes written to the SSD tier today, UTC",
 }
 
 
@@ -113,4 +121,14 @@ def _engine_values(status: dict[str, Any]) -> dict[str, float]:
         values["control_frozen"] = float(control["frozen"])
     if steps := status.get("steps"):
         values["num_steps"] = steps["count"]
+    if ladder := status.get("ladder"):
+        values["num_evicted_blocks"] = ladder["evicted_blocks"]
+        values["num_stopped_admissions"] = ladder["stopped_admissions"]
+        values["num_restored_tokens"] = ladder["restored_tokens"]
+        values["num_recomputed_tokens"] = ladder["recomputed_tokens"]
+    if ssd := status.get("ssd"):
+        values["ssd_is_on"] = ssd["state"] == "on"
+        values["ssd_bytes"] = ssd.get("bytes", 0)
+        values["ssd_blocks"] = ssd.get("blocks", 0)
+        values["ssd_written_bytes_today"] = ssd.get("written_today", 0)
     return values
