@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib.metadata import version
 
 import mlx.core as mx
-import mlx_lm
 import numpy as np
 from mlx.utils import tree_flatten
 
@@ -30,7 +30,7 @@ def fingerprint(loaded: LoadedModel, spec: CacheSpec, block_size: int) -> bytes:
         loaded.architecture,
         json.dumps(loaded.config, sort_keys=True, default=str),
         str(loaded.dtype),
-        mlx_lm.__version__,
+        version("mlx-lm"),
         spec.layout.value,
         repr(spec.layers),
         str(block_size),
