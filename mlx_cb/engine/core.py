@@ -171,7 +171,6 @@ class EngineCore:
         room = self.max_request_tokens - len(prompt_ids)
         self._check(prompt_ids, params, room)
         params = params.with_defaults(self.loaded.generation_defaults)
-        seed = params.seed if params.seed is not None else secrets.randbits(64)
         now = self._clock()
         request = Request(
             request_id=request_id,
@@ -179,7 +178,7 @@ class EngineCore:
             params=params,
             max_output_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             eos_token_ids=self.loaded.eos_token_ids,
-            seed=seed,
+            seed=secrets.randbits(64) if params.seed is None else params.seed,
             user=user,
             standing=standing,
             arrival_time=now,
