@@ -67,6 +67,8 @@ class SchedulerConfig:
         max_queue_wait_s: longest predicted wait that is still accepted.
         pipelined: launch step n+1 before the tokens of step n are read; None does so where MLX
             runs beside the host (a GPU) and not where launching a step waits for it (the CPU).
+        tile_rows: rows that a matrix product computes whether they are there or not; a step's size
+            is rounded to them. None takes what is known of the machine and the model.
     """
 
     policy: str = "continuous"
@@ -77,6 +79,7 @@ class SchedulerConfig:
     itl_target_ms: float = 100.0
     max_queue_wait_s: float = 60.0
     pipelined: bool | None = None
+    tile_rows: int | None = None
     journal_steps: int = 4096
 
 

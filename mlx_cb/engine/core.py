@@ -29,6 +29,7 @@ from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
 from mlx_cb.model.embedding_runner import EmbeddingRunner
 from mlx_cb.model.loader import LoadedModel, load
 from mlx_cb.model.machine_memory import Machine
+from mlx_cb.model.matmul_tiles import tile_rows
 from mlx_cb.model.memory_plan import Limits, plan_memory
 from mlx_cb.model.probe import probe
 from mlx_cb.model.proof import prove
@@ -97,7 +98,11 @@ class EngineCore:
             keeps=self.runner.storage.keeps,
             tier=self.ssd.tier if isinstance(self.ssd, SsdCarrier) else None,
         )
-        scheduling = replace(config.scheduler, max_num_seqs=plan.max_num_seqs)
+        scheduling = replace(
+            config.scheduler,
+            max_num_seqs=plan.max_num_seqs,
+            tile_rows=config.scheduler.tile_rows or tile_rows(loaded.config),
+        )
         self.scheduler = Scheduler(scheduling, kv_cache, clock=clock)
         self.governor = Governor(self.scheduler, clock)
         pipelined = config.scheduler.pipelined
