@@ -27,6 +27,7 @@ from mlx_cb.engine.overview import count_users, overview
 from mlx_cb.engine.ssd_carrier import SsdCarrier, open_tier
 from mlx_cb.errors import InvalidRequest
 from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
+from mlx_cb.model.checkpoint import says_where_turns_end
 from mlx_cb.model.embedding_runner import EmbeddingRunner
 from mlx_cb.model.loader import LoadedModel, load
 from mlx_cb.model.machine_memory import Machine
@@ -39,6 +40,7 @@ from mlx_cb.model.runner import LaunchedStep, ModelRunner, RunnerSettings
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.standing import EQUAL, Standing
 from mlx_cb.text.tokenizer import tokenizer_file
+from mlx_cb.text.turn_ending import turn_endings
 
 
 @dataclass(slots=True)
@@ -117,6 +119,9 @@ class EngineCore:
     def load(cls, config: EngineConfig) -> EngineCore:
         """Load the configured model. Raises ModelNotFound, UnsupportedModel or OutOfMemory."""
         loaded = load(config.model)
+        if not says_where_turns_end(loaded.path):
+            endings = loaded.eos_token_ids | turn_endings(loaded.path)
+            loaded = replace(loaded, eos_token_ids=endings)
         spec = prove(loaded.model, loaded.architecture, loaded.dtype)
         core = cls(config, loaded, cache_spec=spec)
         if core.runner.backend.name != "reference":
