@@ -8,18 +8,21 @@ prefill chunks in the policy's order. No MLX, no threads, no clock but the injec
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 
 from mlx_cb.config import SchedulerConfig
 from mlx_cb.core.cost_model import StepCostModel
+from mlx_cb.core.deadlines import Deadlines
+from mlx_cb.core.entrance import Entrance
+from mlx_cb.core.integrity import check_places
 from mlx_cb.core.journal import ChunkRecord, Journal, StepRecord, tell
 from mlx_cb.core.kv_cache_manager import KVCacheManager
 from mlx_cb.core.outputs import FinishReason, RequestOutput, SampledToken
-from mlx_cb.core.policy import POLICIES
+from mlx_cb.core.policies import POLICIES
 from mlx_cb.core.prefix_waits import SharedPrefix
 from mlx_cb.core.pressure import Ladder, admission_order, choose_victim
-from mlx_cb.core.request import Request, RequestEvent, RequestStatus, check_places
+from mlx_cb.core.request import Request, RequestEvent, RequestStatus
 from mlx_cb.core.restoring import Restoring
 from mlx_cb.core.scheduler_output import MAX_EXPLAINED, ScheduledChunk, SchedulerOutput
 from mlx_cb.core.token_budget import StepShape, token_budget
@@ -38,6 +41,8 @@ class Scheduler:
         self.config = config
         self.kv_cache = kv_cache
         self.policy = POLICIES[config.policy]()
+        self.entrance = Entrance(config, self.policy)
+        self.service: defaultdict[str, float] = defaultdict(float)  # seconds by user, since start
         self.cost_model = StepCostModel()
         self.journal = Journal(config.journal_steps)
         self.requests: dict[str, Request] = {}
@@ -49,10 +54,9 @@ class Scheduler:
         self.num_preemptions = 0
         self.ladder = Ladder()
         self.restoring = Restoring(kv_cache)
-        #: Measured seconds by user, since start.
-        self.service: defaultdict[str, float] = defaultdict(float)
         self.step = 0
         self._clock = clock
+        self._deadlines = Deadlines()
 
     # Stage 1: queue.
 
@@ -61,6 +65,8 @@ class Scheduler:
         self.requests[request.request_id] = request
         self.waiting[request.request_id] = request
         self.policy.join(request.user, request.standing)
+        self._deadlines.add(request)
+        request.num_resident_tokens = self.kv_cache.num_resident_tokens(request)
         request.waiting_for = "next step"
         self._note(request, "queued", f"{request.num_prompt_tokens} prompt tokens")
 
@@ -71,10 +77,23 @@ class Scheduler:
             return None
         return self._finish(request, FinishReason.ABORT)
 
+    def expire(self) -> list[RequestOutput]:
+        """End the requests whose deadline has passed, with what they have produced."""
+        if not self._deadlines:
+            return []
+        due = self._deadlines.due(self._clock())
+        return [self._finish(request, FinishReason.DEADLINE) for request in due]
+
     @property
     def has_work(self) -> bool:
         """True while any request is unfinished."""
         return bool(self.requests)
+
+    @property
+    def is_held(self) -> bool:
+        """True while all that is unfinished is paused by an operator: no step can advance it."""
+        is_paused = self.entrance.restraint.is_paused
+        return bool(self.requests) and all(map(is_paused, self.requests.values()))
 
     @property
     def num_running(self) -> int:
@@ -171,13 +190,9 @@ class Scheduler:
         budget = token_budget(self.config, self.cost_model, StepShape(num_decodes, crowd, context))
         plan.record.token_budget = budget
         # Something always moves: a full house of decodes leaves one quantum to those who wait.
-        room = max(budget - num_decodes, min(budget, self.kv_cache.block_size))
-        may_admit = self.policy.may_admit(self.num_running)
-        places = {
-            user: self.policy.max_running(user, self.config.max_num_seqs)
-            for user in {request.user for request in self.waiting.values()}
-        }
-        running = Counter(request.user for request in (*self.decoding, *self.prefilling))
+        share = int(self.entrance.restraint.prefill_share * (budget - num_decodes))
+        room = max(share, min(budget, self.kv_cache.block_size))
+        self.entrance.open((*self.decoding, *self.prefilling))
         blocks_short = bool(plan.record.preempted)
         for request in self._prefill_candidates(plan):
             if len(plan.record.passed_over) >= MAX_EXPLAINED and room <= 0:
@@ -187,12 +202,8 @@ class Scheduler:
                 plan.pass_over(request, "budget")
             elif request.status is RequestStatus.RUNNING:
                 room -= self._schedule_chunk(plan, request, room)
-            elif not may_admit:
-                plan.pass_over(request, "batch to end")
-            elif self.num_running >= self.config.max_num_seqs:
-                plan.pass_over(request, "slots")
-            elif running[request.user] >= places[request.user]:
-                plan.pass_over(request, "fair share")
+            elif reason := self.entrance.refusal(request):
+                plan.pass_over(request, reason)
             elif not self.policy.pads_finished and (shared := self.kv_cache.in_the_making(request)):
                 room -= self._wait_for_prefix(plan, request, shared, room)
             elif blocks_short or not self._admit(plan, request):
@@ -200,7 +211,7 @@ class Scheduler:
                 blocks_short = True
                 plan.pass_over(request, "blocks")
             else:
-                running[request.user] += 1
+                self.entrance.joined(request)
                 room -= self._schedule_chunk(plan, request, room)
         self.ladder.stopped_admissions += blocks_short
 
@@ -212,7 +223,8 @@ class Scheduler:
                     break
             return []
         ready = [request for request in self.waiting.values() if request.num_in_flight == 0]
-        return self.policy.order((*self.prefilling, *ready), plan.record.started)
+        ordered = self.policy.order((*self.prefilling, *ready), plan.record.started)
+        return self.entrance.arrange(ordered)
 
     def _admit(self, plan: SchedulerOutput, request: Request) -> bool:
         headroom = len(self.decoding) + sum(
@@ -281,8 +293,8 @@ class Scheduler:
         """
         plan.record.seconds = seconds
         self.cost_model.observe(plan.num_rows, plan.record.context_sum, seconds)
-        for user, part in plan.shares(self.cost_model).items():
-            self.policy.charge(user, part * seconds)
+        for (user, rank), part in plan.shares(self.cost_model).items():
+            self.policy.charge(user, rank, part * seconds)
             self.service[user] += part * seconds
         for chunk in plan.prefills:
             if chunk.request.status is RequestStatus.RUNNING:
@@ -308,6 +320,14 @@ class Scheduler:
         self.kv_cache.forget_all()
         return outputs
 
+    def preempt_paused(self) -> None:
+        """What an operator has paused gives its place and blocks to others, and waits again."""
+        plan = SchedulerOutput(StepRecord(self.step, self._clock()))
+        for request in [*self.prefilling, *self.decoding]:
+            if self.entrance.restraint.is_paused(request):
+                self._preempt(request, plan, "paused by the operator")
+        self.decoding = [r for r in self.decoding if r.status is RequestStatus.RUNNING]
+
     def restart_running(self, cause: str) -> None:
         """Send every running request back to the queue, because the blocks' content is lost."""
         record = StepRecord(self.step, self._clock())
@@ -330,37 +350,19 @@ class Scheduler:
         self, request: Request, token: SampledToken, plan: SchedulerOutput, now: float
     ) -> RequestOutput:
         token_ids = request.token_ids
-        if (
-            len(token_ids) % self.kv_cache.block_size == 0
-            and request.status is RequestStatus.RUNNING
-        ):
+        is_full = len(token_ids) % self.kv_cache.block_size == 0
+        if is_full and request.status is RequestStatus.RUNNING:
             self.kv_cache.remember(request, len(token_ids))
         if request.first_token_time is None:
             request.first_token_time = now
             self._note(request, "first token", "")
-        reason, stop_token_id, kept = None, None, [token.token_id]
-        if request.max_output_tokens == 0:
-            reason, kept = FinishReason.LENGTH, []
-        elif token.token_id in request.stop_token_ids:
-            reason, stop_token_id, kept = FinishReason.STOP, token.token_id, []
-        token_ids += kept
-        num_output = len(token_ids) - request.num_prompt_tokens
-        if reason is None and num_output >= request.max_output_tokens:
-            reason = FinishReason.LENGTH
+        before = len(token_ids)
+        reason = request.take(token.token_id)
+        kept = token_ids[before:]
         if reason is not None:
             plan.record.finished[request.request_id] = reason.value
             self._finish(request, reason)
-        return RequestOutput(
-            request.request_id,
-            kept,
-            logprobs=[token.logprobs] if kept and token.logprobs else None,
-            prompt_logprobs=token.prompt_logprobs,
-            finish_reason=reason,
-            stop_token_id=stop_token_id,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=request.num_cached_tokens,
-            embedding=token.embedding,
-        )
+        return request.delta(token, kept, reason)
 
     def _finish(
         self, request: Request, reason: FinishReason, error: str | None = None
@@ -378,16 +380,10 @@ class Scheduler:
         request.finished_time = self._clock()
         request.waiting_for = ""
         del self.requests[request.request_id]
-        self.policy.leave(request.user)
+        self.policy.leave(request.user, request.standing)
         self._note(request, "finished", error or reason.value)
         self.journal.keep_story(request, self.step)
-        return RequestOutput(
-            request.request_id,
-            finish_reason=reason,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=request.num_cached_tokens,
-            error=error,
-        )
+        return request.last_output(error)
 
     def _note(self, request: Request, what: str, detail: str) -> None:
         request.events.append(RequestEvent(self._clock(), self.step, what, detail))

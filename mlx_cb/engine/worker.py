@@ -11,13 +11,14 @@ import logging
 import signal
 import socket
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_cb.engine.messages import (
     Abort,
     Add,
     Answer,
     Ask,
+    Command,
     LoadFailed,
     Ready,
     Refused,
@@ -30,7 +31,13 @@ from mlx_cb.engine.messages import (
 from mlx_cb.errors import MlxCbError
 from mlx_cb.model.light_import import skip_mlx_lm_init
 
+if TYPE_CHECKING:
+    from mlx_cb.engine.idle_memory import IdleMemory
+
 log = logging.getLogger("mlx_cb.engine")
+
+
+HELD_S = 0.5  # how often paused requests are looked after: their deadlines, and a sign of life
 
 
 class Worker:
@@ -66,8 +73,7 @@ class Worker:
 
         idle_memory = IdleMemory(self._core)
         while not self._stopping:
-            is_busy = self._core.has_work or self._core.idle()
-            messages = self._channel.receive(0.0 if is_busy else idle_memory.wait_s())
+            messages = self._channel.receive(self._wait_s(idle_memory))
             for message in messages:
                 self._take(message)
             if not (messages or self._core.has_work):
@@ -80,6 +86,13 @@ class Worker:
                     tokens, seconds = record.rows_prefill, record.seconds or 0.0
                 self._channel.send(StepOutputs(outputs, tokens, seconds))
 
+    def _wait_s(self, idle_memory: IdleMemory) -> float | None:
+        """Seconds to wait for messages; None for ever."""
+        if self._core.is_held:
+            return HELD_S
+        is_busy = self._core.has_work or self._core.idle()
+        return 0.0 if is_busy else idle_memory.wait_s()
+
     def _take(self, message: ToWorker) -> None:
         match message:
             case Add():
@@ -88,6 +101,9 @@ class Worker:
                 self._core.abort(request_id)
             case Ask(question_id, topic, argument):
                 self._channel.send(Answer(question_id, self._answer(topic, argument)))
+            case Command(question_id, order):
+                self._core.order(order)
+                self._channel.send(Answer(question_id, self._core.governor.as_dict()))
             case Stop():
                 self._stopping = True
             case Start():
@@ -101,6 +117,7 @@ class Worker:
                 message.params,
                 message.user,
                 message.standing,
+                message.timeout_s,
             )
         except MlxCbError as error:
             self._channel.send(
