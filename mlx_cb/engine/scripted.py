@@ -257,8 +257,13 @@ class ScriptedEngine:
         return played
 
     async def status(self) -> dict[str, Any]:
-        """Counts of waiting and running replies."""
+        """Counts of waiting and running replies, of all and by user."""
         states = [played.status for played in self.played.values()]
+        users: dict[str, dict[str, int]] = {}
+        for played in self.played.values():
+            if played.status != "finished":
+                counts = users.setdefault(played.user, {"waiting": 0, "running": 0})
+                counts[played.status] += 1
         return {
             "ready": self._is_ready,
             "requests": {
@@ -267,6 +272,7 @@ class ScriptedEngine:
                 "decoding": states.count("running"),
                 "preemptions": 0,
             },
+            "users": users,
         }
 
     async def steps(self, last: int) -> list[dict[str, Any]]:

@@ -6,23 +6,37 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from mlx_cb.errors import MlxCbError
-from mlx_cb.server import admin, dialects, openapi, usage_routes
+from mlx_cb.server import admin, dialects, openapi, pages, usage_routes
 from mlx_cb.server.access import KeyCheck
 from mlx_cb.server.access_log import AccessLog
 from mlx_cb.server.auth import Guard, is_loopback
+from mlx_cb.server.conversations import routes as conversations
 from mlx_cb.server.dialects.openai_wire import error_object
 from mlx_cb.server.front import Front
 from mlx_cb.server.keys import Keys
 
 
+def all_routes(front: Front) -> list[BaseRoute]:
+    """Every route of the server; the API's description tells of all but itself."""
+    files = pages.WebFiles()
+    described = [
+        *pages.routes(files),
+        *dialects.routes(front),
+        *admin.routes(front),
+        *usage_routes.routes(front),
+        *conversations.routes(front),
+    ]
+    return [*described, *openapi.routes(described)]
+
+
 def create_app(front: Front) -> ASGIApp:
     """The ASGI application of one server."""
-    routes = [*dialects.routes(front), *admin.routes(front), *usage_routes.routes(front)]
     app = Starlette(
-        routes=[*routes, *openapi.routes(routes)],
+        routes=all_routes(front),
         exception_handlers={HTTPException: _router_error, MlxCbError: _own_error},
     )
     config = front.config

@@ -16,6 +16,8 @@ from mlx_cb.engine.interface import Engine, ModelInfo
 from mlx_cb.errors import ContextLengthExceeded, EngineDead, InvalidRequest, ModelNotFound
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.server.accounts import Accounts
+from mlx_cb.server.conversations.feed import Feed
+from mlx_cb.server.conversations.store import Conversations
 from mlx_cb.server.generate_input import GenerateInput, PromptInput
 from mlx_cb.server.generation import Choice, Generation
 from mlx_cb.server.metrics import Metrics
@@ -57,6 +59,8 @@ class Front:
         usage = Usage(config.usage_file)
         self.accounts = Accounts(usage, config.engine.scheduler.max_queue_wait_s)
         self.owners = Owners()
+        self.conversations = Conversations(config.conversations_file)
+        self.feed = Feed()
         self.open_answers: set[asyncio.Task[None]] = set()
         self.is_closing = False
         self._text: ModelText | None = None
@@ -71,6 +75,7 @@ class Front:
     def close(self) -> None:
         """Write down what is left to write; nothing may be served afterwards."""
         self.accounts.usage.close()
+        self.conversations.close()
         self._encoders.shutdown()
 
     @property

@@ -106,7 +106,8 @@ class Serving:
             await self._server.serve(sockets=listeners)
         finally:
             renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
+            # Answers of the chat have no connection that uvicorn would wait for.
+            await asyncio.gather(renewing, *self._front.open_answers, return_exceptions=True)
             self._front.close()
 
     def _given_context(self, *_: object) -> ssl.SSLContext:
@@ -128,6 +129,7 @@ class Serving:
         """Take no new requests, let open answers end for `drain_s`, then end them."""
         front = self._front
         front.is_closing = True
+        front.feed.close()
         self._server.should_exit = True
         deadline = asyncio.get_running_loop().time() + drain_s
         while front.open_answers and asyncio.get_running_loop().time() < deadline:
