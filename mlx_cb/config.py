@@ -17,6 +17,7 @@ class ModelConfig:
             weights to that type.
         max_model_len: longest prompt plus output in tokens; None takes the model's own.
         adapter: folder of a LoRA or DoRA adapter to put into the model.
+        embeddings: `auto` (the checkpoint's files say whether and how it embeds), `mean` or `last`.
     """
 
     model: str = "demo"
@@ -24,6 +25,7 @@ class ModelConfig:
     dtype: str = "auto"
     max_model_len: int | None = None
     adapter: str | None = None
+    embeddings: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,18 @@ class CacheConfig:
         kv_memory: upper limit of all layers' keys and values in bytes; None decides by machine.
         kv_dtype: `auto` stores what the model computes; otherwise a dtype name.
         prefix_cache: share blocks between requests with equal prefixes.
+        ssd_cache: folder that evicted and idle blocks are written to; None for none.
+        ssd_cache_size: most bytes of that folder; None takes a share of the disk.
+        ssd_daily_writes: most bytes written to it per day; None takes a cautious default.
     """
 
     block_size: int = 16
     kv_memory: int | None = None
     kv_dtype: str = "auto"
     prefix_cache: bool = True
+    ssd_cache: str | None = None
+    ssd_cache_size: int | None = None
+    ssd_daily_writes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,8 @@ class SchedulerConfig:
         max_queue_wait_s: longest predicted wait that is still accepted.
         pipelined: launch step n+1 before the tokens of step n are read; None does so where MLX
             runs beside the host (a GPU) and not where launching a step waits for it (the CPU).
+        tile_rows: rows that a matrix product computes whether they are there or not; a step's size
+            is rounded to them. None takes what is known of the machine and the model.
     """
 
     policy: str = "continuous"
@@ -64,6 +74,7 @@ class SchedulerConfig:
     itl_target_ms: float = 100.0
     max_queue_wait_s: float = 60.0
     pipelined: bool | None = None
+    tile_rows: int | None = None
     journal_steps: int = 4096
 
 
@@ -89,6 +100,8 @@ class ServerConfig:
         tls: certificate and key, `auto` for a local authority's, None for none.
         allowed_hosts: further `Host` names that are ours.
         allowed_origins: web pages elsewhere that may use the server, like `https://a.example`.
+        reasoning_key: where chat completions put reasoning: `reasoning_content`, `reasoning`,
+            `both`, or `inline` (in the text, between <think> marks).
     """
 
     host: str = "127.0.0.1"
@@ -103,6 +116,7 @@ class ServerConfig:
     tls: tuple[Path, Path] | str | None = None
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
+    reasoning_key: str = "reasoning_content"
     log_format: str = "text"
     log_prompts: bool = False
     max_body_bytes: int = 32 * 2**20

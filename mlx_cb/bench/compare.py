@@ -158,7 +158,23 @@ async def journal(server: RunningServer, run: Run) -> list[dict[str, float]]:
     steps = content.get("steps", []) if isinstance(content, dict) else content
     # A step that is still running has no measured time yet.
     finished = (s for s in steps if s["started"] >= run.began and s["seconds"] is not None)
-    return [{name: step[name] for name in _STEP_FIELDS if name in step} for step in finished]
+    return [
+        {name: step[name] for name in _STEP_FIELDS if name in step} | _attention(step)
+        for step in finished
+    ]
+
+
+def _attention(step: dict[str, Any]) -> dict[str, float]:
+    """What the chunks of a step attend to: the journal's list of them in three numbers, as
+    `sim.cost.PassShape` has them."""
+    if "prefills" not in step:
+        return {}
+    chunks = [(chunk["start"], chunk["num_tokens"]) for chunk in step["prefills"]]
+    return {
+        "chunks": len(chunks),
+        "pairs": sum(count * (start + count / 2) for start, count in chunks),
+        "scores": sum(count * (start + count) for start, count in chunks),
+    }
 
 
 def equality(outcomes: Sequence[Outcome]) -> tuple[float | None, float | None]:

@@ -84,8 +84,8 @@ class RunEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A measurement of the suite.
 
     Attributes:
-        measures: `load` puts a workload on servers; `startup`, `disconnect` and `host` are the
-            measurements of `suite.py` and `host.py` that no load can make.
+        measures: `load` puts a workload on servers; `startup`, `restart`, `disconnect` and `host`
+            are the measurements of `suite.py` and `host.py` that no load can make.
         model: `float32` or `quantized` form of the demo model, or the `tiny` random model.
         fields: body fields sent with every call.
     """

@@ -279,7 +279,10 @@ def never_end(folder: Path) -> None:
         if not path.is_file():
             continue
         content = msgspec.json.decode(path.read_bytes())
-        named = {content.get(f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+        named: set[object] = set()
+        for kind in ("bos", "eos", "pad"):
+            ids = content.get(f"{kind}_token_id")
+            named.update(ids if isinstance(ids, list) else [ids])
         spare = [token_id for token_id in special if token_id not in named]
         if spare:
             content["eos_token_id"] = spare[-1]

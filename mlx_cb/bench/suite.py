@@ -26,6 +26,7 @@ from mlx_cb.bench.measuring import Fleet, Policy, conclude
 from mlx_cb.bench.metrics import Figures
 from mlx_cb.bench.prompts import TokenizerWords
 from mlx_cb.bench.report import Report
+from mlx_cb.bench.restart import warm_restart
 from mlx_cb.bench.servers import Cores, Kind, RunningServer, ServerSpec
 from mlx_cb.bench.workloads.base import make
 from mlx_cb.errors import InvalidRequest, MlxCbError
@@ -114,6 +115,7 @@ class _Suite:
         measures = {
             "load": self.load,
             "startup": self.startup,
+            "restart": self.restart,
             "disconnect": self.disconnect,
             "host": self.host,
         }
@@ -158,6 +160,18 @@ class _Suite:
                 finally:
                     server.stop()
         figures = {label: merge(times) for label, times in rounds.items()}
+        return report.direct_entry(run.name, run.model, figures)
+
+    async def restart(self, run: RunEntry) -> dict[str, Any]:
+        """Each server alone, started twice over one SSD folder; medians over the rounds."""
+        self.fleet.stop()
+        figures = {}
+        for spec in self.specs(run):
+            rounds = [
+                await warm_restart(spec, self.cores, self.conditions(run), self.settings.seed + n)
+                for n in range(self.settings.rounds or run.rounds)
+            ]
+            figures[spec.label] = merge(rounds)
         return report.direct_entry(run.name, run.model, figures)
 
     async def disconnect(self, run: RunEntry) -> dict[str, Any]:

@@ -42,6 +42,10 @@ class Policy(Protocol):
         """The user's rows took this much of a step's measured time."""
         ...
 
+    def charged(self, user: str) -> float:
+        """What the user was charged, by weight: who has most gives way first."""
+        ...
+
 
 class FirstComeFirstServed:
     """Requests join at every step, in the order of their arrival."""
@@ -68,6 +72,10 @@ class FirstComeFirstServed:
 
     def charge(self, user: str, seconds: float) -> None:
         """Users make no difference; see Policy."""
+
+    def charged(self, user: str) -> float:
+        """The same of everyone; see Policy."""
+        return 0.0
 
 
 class Fair:
@@ -128,6 +136,10 @@ class Fair:
         """Add to the user's counter; see Policy."""
         weight = self._standings.get(user, EQUAL).weight
         self.served[user] = self.served.get(user, 0.0) + seconds / weight
+
+    def charged(self, user: str) -> float:
+        """The user's counter; see Policy."""
+        return self.served.get(user, 0.0)
 
 
 class StaticBatch(FirstComeFirstServed):

@@ -8,7 +8,7 @@ prefill chunks in the policy's order. No MLX, no threads, no clock but the injec
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from mlx_cb.config import SchedulerConfig
@@ -17,11 +17,11 @@ from mlx_cb.core.journal import ChunkRecord, Journal, StepRecord, tell
 from mlx_cb.core.kv_cache_manager import KVCacheManager, PrefixStats
 from mlx_cb.core.outputs import FinishReason, RequestOutput, SampledToken
 from mlx_cb.core.policy import POLICIES
+from mlx_cb.core.pressure import Ladder, admission_order, choose_victim
 from mlx_cb.core.request import Request, RequestEvent, RequestStatus
-from mlx_cb.core.scheduler_output import ScheduledChunk, SchedulerOutput
+from mlx_cb.core.restoring import Restoring
+from mlx_cb.core.scheduler_output import MAX_EXPLAINED, ScheduledChunk, SchedulerOutput
 from mlx_cb.core.token_budget import StepShape, token_budget
-
-MAX_EXPLAINED = 32  # waiting requests whose reason is recorded per step
 
 
 class Scheduler:
@@ -46,6 +46,11 @@ class Scheduler:
         self.num_padding = 0
         self.pad_table = kv_cache.pool.allocate(1) if self.policy.pads_finished else []
         self.num_preemptions = 0
+        self.ladder = Ladder()
+        self.restoring = Restoring(kv_cache)
+        self.service: defaultdict[str, float] = defaultdict(
+            float
+        )  # measured seconds by user, since start
         self.step = 0
         self._clock = clock
 
@@ -91,7 +96,8 @@ class Scheduler:
         plan = SchedulerOutput(StepRecord(self.step, self._clock()))
         self._schedule_decodes(plan)
         self._schedule_prefills(plan)
-        self._complete_record(plan)
+        self.kv_cache.order_moves(plan)
+        plan.complete_record(self.cost_model, self.kv_cache.pool, len(self.waiting))
         if plan.is_empty:
             self.step -= 1
         else:
@@ -100,50 +106,51 @@ class Scheduler:
 
     def _schedule_decodes(self, plan: SchedulerOutput) -> None:
         block_size = self.kv_cache.block_size
-        still_decoding = []
         for request in self.decoding:
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for a request before it in this very loop
             if request.awaits_last_token:
                 self.num_padding += self.policy.pads_finished
                 continue
-            if len(
-                request.block_table
-            ) * block_size <= request.num_computed_tokens and not self._make_room(
-                request, request.num_computed_tokens + 1, plan
+            wanted = request.num_computed_tokens + 1
+            if len(request.block_table) * block_size < wanted and not self._make_room(
+                request, wanted, plan
             ):
                 continue
             request.num_computed_tokens += 1
             request.num_in_flight += 1
-            still_decoding.append(request)
-        self.decoding = still_decoding
-        plan.decodes = still_decoding.copy()
+            plan.decodes.append(request)
+        self.decoding = plan.decodes.copy()
         if not self.decoding:
             self.num_padding = 0
         plan.num_padding, plan.pad_table = self.num_padding, self.pad_table
 
     def _make_room(self, request: Request, num_tokens: int, plan: SchedulerOutput) -> bool:
-        """Slots for `num_tokens`, preempting the youngest while there are none.
+        """Slots for `num_tokens`, taking others' blocks while there are none; see `choose_victim`.
 
-        Requests that already have rows in this plan are safe: decodes are visited oldest first.
-        False when the request itself was the youngest and had to go.
+        Requests that already have rows in this plan, or got blocks back for it, are safe: decodes
+        are visited oldest first. False when the request itself had to give way.
         """
         while not self.kv_cache.allocate_slots(request, num_tokens):
-            planned = {id(r) for r in plan.decodes} | {id(c.request) for c in plan.prefills}
-            running = [
-                candidate
-                for candidate in (*self.decoding, *self.prefilling)
-                if candidate.status is RequestStatus.RUNNING and id(candidate) not in planned
-            ]
-            victim = max(running, key=_admission_order)
+            everyone = (*self.decoding, *self.prefilling)
+            running = [r for r in everyone if r.status is RequestStatus.RUNNING]
+            members = plan.members()
+            spare = [r for r in running if r is request or r.request_id not in members]
+            victim = choose_victim(spare, running, self.policy.charged)
             self._preempt(victim, plan, f"no block for {request.request_id}")
             if victim is request:
                 return False
         return True
 
     def _preempt(self, victim: Request, plan: SchedulerOutput, cause: str) -> None:
-        """Take a request's blocks; it waits again with its output kept and is recomputed later."""
-        self.kv_cache.free(victim)
+        """Take a request's blocks; it waits again with its output kept and comes back later.
+
+        What launched steps have written stays findable until it is overwritten, and with an SSD
+        tier it is stored before that.
+        """
+        self.ladder.take_from(victim)
+        self.kv_cache.remember(victim, min(victim.num_computed_tokens, victim.num_tokens))
+        self._release(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.num_preemptions += 1
         victim.waiting_for = "blocks"
@@ -154,9 +161,14 @@ class Scheduler:
         plan.record.preempted[victim.request_id] = cause
         self._note(victim, "preempted", cause)
 
+    def _release(self, request: Request) -> None:
+        self.kv_cache.free(request)
+        self.restoring.end(request)
+
     def _schedule_prefills(self, plan: SchedulerOutput) -> None:
         if not (self.waiting or self.prefilling):
             return
+        self.restoring.advance(self.prefilling, plan, self._make_room)
         num_decodes = len(plan.decodes)
         context = sum(request.num_computed_tokens for request in plan.decodes)
         joining = len(self.prefilling) + len(self.waiting)
@@ -176,27 +188,28 @@ class Scheduler:
             if len(plan.record.passed_over) >= MAX_EXPLAINED and room <= 0:
                 break
             if room <= 0:
-                self._pass_over(plan, request, "budget")
+                plan.pass_over(request, "budget")
             elif request.status is RequestStatus.RUNNING:
                 room -= self._schedule_chunk(plan, request, room)
             elif not may_admit:
-                self._pass_over(plan, request, "batch to end")
+                plan.pass_over(request, "batch to end")
             elif self.num_running >= self.config.max_num_seqs:
-                self._pass_over(plan, request, "slots")
+                plan.pass_over(request, "slots")
             elif running[request.user] >= places[request.user]:
-                self._pass_over(plan, request, "fair share")
+                plan.pass_over(request, "fair share")
             elif blocks_short or not self._admit(plan, request):
                 # Whoever comes next must not take the blocks that this one is waiting for.
                 blocks_short = True
-                self._pass_over(plan, request, "blocks")
+                plan.pass_over(request, "blocks")
             else:
                 running[request.user] += 1
                 room -= self._schedule_chunk(plan, request, room)
+        self.ladder.stopped_admissions += blocks_short
 
     def _prefill_candidates(self, plan: SchedulerOutput) -> list[Request]:
         if not self.prefilling and self.num_running >= self.config.max_num_seqs:
             for request in self.waiting.values():
-                self._pass_over(plan, request, "slots")
+                plan.pass_over(request, "slots")
                 if len(plan.record.passed_over) >= MAX_EXPLAINED:
                     break
             return []
@@ -219,15 +232,20 @@ class Scheduler:
         self.prefilling.append(request)
         plan.record.admitted.append(request.request_id)
         self._note(request, "admitted", f"{cached} tokens cached")
+        self.restoring.begin(request, plan.record.started)
         return True
 
     def _schedule_chunk(self, plan: SchedulerOutput, request: Request, room: int) -> int:
         """Give a request up to `room` rows; returns how many it got."""
         start = request.num_computed_tokens
         count = min(request.num_uncomputed_tokens, room)
+        if request in self.restoring:
+            plan.pass_over(request, "ssd")
+            return 0
         if not self._make_room(request, start + count, plan):
             return 0
         request.num_computed_tokens = start + count
+        self.ladder.compute(request, start, start + count)
         samples = request.num_uncomputed_tokens == 0
         plan.prefills.append(ScheduledChunk(request, start, count, samples))
         plan.record.prefills.append(ChunkRecord(request.request_id, start, count))
@@ -235,27 +253,8 @@ class Scheduler:
         if samples:
             request.num_in_flight += 1
             self.prefilling.remove(request)
-            insort(self.decoding, request, key=_admission_order)
+            insort(self.decoding, request, key=admission_order)
         return count
-
-    def _pass_over(self, plan: SchedulerOutput, request: Request, reason: str) -> None:
-        request.waiting_for = reason
-        request.waits[reason] = request.waits.get(reason, 0) + 1
-        if len(plan.record.passed_over) < MAX_EXPLAINED:
-            plan.record.passed_over[request.request_id] = reason
-
-    def _complete_record(self, plan: SchedulerOutput) -> None:
-        record = plan.record
-        plan.num_blocks = len(self.kv_cache.pool.blocks)
-        record.decodes = [request.request_id for request in plan.decodes]
-        record.padding = plan.num_padding
-        record.num_waiting = len(self.waiting)
-        record.context_sum = sum(request.num_computed_tokens for request in plan.decodes) + sum(
-            chunk.start + chunk.num_tokens for chunk in plan.prefills
-        )
-        record.predicted_seconds = self.cost_model.predict(plan.num_rows, record.context_sum)
-        record.blocks_used = self.kv_cache.pool.num_used
-        record.blocks_available = self.kv_cache.pool.num_available
 
     # Stage 4: remove the finished.
 
@@ -270,6 +269,7 @@ class Scheduler:
         self.cost_model.observe(plan.num_rows, plan.record.context_sum, seconds)
         for user, part in plan.shares(self.cost_model).items():
             self.policy.charge(user, part * seconds)
+            self.service[user] += part * seconds
         for chunk in plan.prefills:
             if chunk.request.status is RequestStatus.RUNNING:
                 self.kv_cache.remember(chunk.request, chunk.start + chunk.num_tokens)
@@ -283,7 +283,7 @@ class Scheduler:
 
     def fail(self, plan: SchedulerOutput, message: str) -> list[RequestOutput]:
         """A step went wrong: its requests end with an error, the others go on."""
-        self.kv_cache.pool.forget_all()
+        self.kv_cache.forget_all()
         requests = {r.request_id: r for r in plan.decodes}
         requests |= {c.request.request_id: c.request for c in plan.prefills}
         return [
@@ -299,14 +299,15 @@ class Scheduler:
             request.num_in_flight = 0
             self._preempt(request, SchedulerOutput(record), cause)
         self.decoding = []
-        self.kv_cache.pool.forget_all()
+        self.kv_cache.forget_all()
 
     def forget_past(self) -> None:
         """Begin anew, with what was learned about costs: no journal, no findable blocks."""
         assert not self.requests
         self.step = 0
         self.journal = Journal(self.config.journal_steps)
-        self.kv_cache.pool.forget_all()
+        self.service.clear()
+        self.kv_cache.forget_all()
         self.kv_cache.stats = PrefixStats()
 
     def _append(
@@ -342,6 +343,7 @@ class Scheduler:
             stop_token_id=stop_token_id,
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens,
+            embedding=token.embedding,
         )
 
     def _finish(
@@ -354,7 +356,7 @@ class Scheduler:
         if request in self.decoding:
             self.decoding.remove(request)
             self.num_padding += self.policy.pads_finished
-        self.kv_cache.free(request)
+        self._release(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         request.finished_time = self._clock()
@@ -387,7 +389,3 @@ class Scheduler:
         assert all(not request.block_table for request in self.waiting.values())
         tables = [request.block_table for request in self.requests.values()]
         self.kv_cache.pool.check_integrity([*tables, self.pad_table])
-
-
-def _admission_order(request: Request) -> tuple[float, float, str]:
-    return (request.admitted_time or 0.0, request.arrival_time, request.request_id)

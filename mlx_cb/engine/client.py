@@ -171,6 +171,10 @@ class AsyncEngine:
         """Newest records of the step journal; see Engine."""
         return await self._ask("steps", last) or []
 
+    async def overview(self, after: int) -> dict[str, Any] | None:
+        """What an operator watches; see Engine."""
+        return await self._ask("overview", after)
+
     async def explain(self, request_id: str) -> dict[str, Any] | None:
         """A request's life stage by stage; see Engine."""
         return await self._ask("explain", request_id)
@@ -263,10 +267,11 @@ class AsyncEngine:
                     stream = self._streams.get(output.request_id)
                     if stream is not None:
                         stream.put(output)
-            case Refused(request_id, error, text, param):
+            case Refused(request_id, error, text, param, seconds):
                 stream = self._streams.get(request_id)
                 if stream is not None:
-                    stream.refuse(getattr(errors, error)(text, param=param))
+                    kind = getattr(errors, error)
+                    stream.refuse(kind(text, param=param, retry_after=seconds))
             case Answer(question_id, data):
                 future = self._questions.get(question_id)
                 if future is not None and not future.done():

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import psutil
-
 from mlx_cb import blas
 from mlx_cb.config import EngineConfig
 from mlx_cb.core.block_pool import BlockPool
@@ -23,9 +21,14 @@ from mlx_cb.core.outputs import RequestOutput
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
 from mlx_cb.engine.interface import ModelInfo
+from mlx_cb.engine.overview import overview
+from mlx_cb.engine.ssd_carrier import SsdCarrier, open_tier
 from mlx_cb.errors import ContextLengthExceeded, InvalidRequest
 from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
+from mlx_cb.model.embedding_runner import EmbeddingRunner
 from mlx_cb.model.loader import LoadedModel, load
+from mlx_cb.model.machine_memory import Machine
+from mlx_cb.model.matmul_tiles import tile_rows
 from mlx_cb.model.memory_plan import Limits, plan_memory
 from mlx_cb.model.probe import probe
 from mlx_cb.model.proof import prove
@@ -34,8 +37,6 @@ from mlx_cb.model.runner import LaunchedStep, ModelRunner, RunnerSettings
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.standing import EQUAL, Standing
 from mlx_cb.text.tokenizer import tokenizer_file
-
-KV_MEMORY_SHARE = 0.4  # of what is available after loading, for `--kv-memory auto`
 
 
 @dataclass(slots=True)
@@ -71,7 +72,20 @@ class EngineCore:
         self.cache_spec = cache_spec or probe(loaded.model, loaded.architecture)
         block_size = config.cache.block_size
         limits = Limits(block_size, config.scheduler.max_num_seqs, loaded.max_model_len)
-        plan = plan_memory(request_memory(config), self.cache_spec, limits)
+        self.machine = Machine.read()
+        memory = config.cache.kv_memory
+        if memory is None:
+            memory = self.machine.kv_memory()
+        plan = plan_memory(memory, self.cache_spec, limits)
+        settings = RunnerSettings(
+            block_size,
+            plan.num_blocks,
+            config.attention,
+            lambda: tokenizer_file(loaded.path, cache_dir()),
+        )
+        make_runner = ModelRunner if loaded.pooling is None else EmbeddingRunner
+        self.runner = make_runner(loaded, self.cache_spec, settings=settings)
+        self.ssd = open_tier(config.cache, loaded, self.cache_spec, self.runner)
         pool = BlockPool(plan.num_blocks)
         num_checkpoints = plan.num_checkpoints if config.cache.prefix_cache else 0
         checkpoints = Checkpoints(num_checkpoints) if self.cache_spec.is_recurrent else None
@@ -80,17 +94,15 @@ class EngineCore:
             block_size,
             prefix_cache=config.cache.prefix_cache,
             checkpoints=checkpoints,
-            keeps=lambda block_ids: self.runner.storage.keeps(block_ids),
+            keeps=self.runner.storage.keeps,
+            tier=self.ssd.tier if isinstance(self.ssd, SsdCarrier) else None,
         )
-        scheduling = replace(config.scheduler, max_num_seqs=plan.max_num_seqs)
+        scheduling = replace(
+            config.scheduler,
+            max_num_seqs=plan.max_num_seqs,
+            tile_rows=config.scheduler.tile_rows or tile_rows(loaded.config),
+        )
         self.scheduler = Scheduler(scheduling, kv_cache, clock=clock)
-        settings = RunnerSettings(
-            block_size,
-            pool.capacity,
-            config.attention,
-            lambda: tokenizer_file(loaded.path, cache_dir()),
-        )
-        self.runner = ModelRunner(loaded, self.cache_spec, settings=settings)
         pipelined = config.scheduler.pipelined
         self._pipelined = self.runner.runs_beside_host if pipelined is None else pipelined
         self.runner.forward.states.checkpoints = checkpoints
@@ -114,7 +126,8 @@ class EngineCore:
         Each kernel variant proves itself against the reference at its first use; here that
         happens before anybody waits for an answer.
         """
-        params = SamplingParams(temperature=0.7, max_tokens=3, ignore_eos=True)
+        most = 3 if self.loaded.pooling is None else 0
+        params = SamplingParams(temperature=0.7, max_tokens=most, ignore_eos=True)
         prompt = [0] * (2 * self.config.cache.block_size + 3)
         for request_id in ("warm-up decode", "warm-up prefill"):
             self.add(request_id, prompt[: self.max_request_tokens - 1], params)
@@ -129,6 +142,14 @@ class EngineCore:
         """True while a step can make progress, or has outputs to hand out."""
         waiting = self._in_flight is not None or bool(self._pending_outputs)
         return self.scheduler.has_work or waiting
+
+    def idle(self) -> bool:
+        """Do a little of what can wait; True while there is more. For when `has_work` is False."""
+        return self.ssd.write_behind(self.scheduler.kv_cache.pool.find)
+
+    def close(self, patience: float = 1.0) -> None:
+        """Write what is only in memory to the SSD tier, for at most `patience` seconds."""
+        self.ssd.close(patience, self.scheduler.kv_cache.pool.find)
 
     def add(
         self,
@@ -165,6 +186,8 @@ class EngineCore:
 
     def _check(self, prompt_ids: Sequence[int], params: SamplingParams, room: int) -> None:
         vocab_size = self.vocab_size
+        if self.loaded.pooling is not None and params.max_tokens != 0:
+            raise InvalidRequest("an embedding model generates no text", param="model")
         if not prompt_ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
         if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab_size:
@@ -219,10 +242,14 @@ class EngineCore:
         return outputs
 
     def _launch(self, previous: LaunchedStep | None) -> LaunchedStep | None:
+        self.ssd.take_events()
         plan = self.scheduler.schedule()
-        if plan.is_empty:
-            return None
         try:
+            self.ssd.carry_out(plan)
+            if plan.is_empty:
+                if previous is None:
+                    self.ssd.wait()
+                return None
             return self.runner.launch(plan, previous)
         except Exception as error:
             self._pending_outputs += self._fail(error, plan)
@@ -279,7 +306,13 @@ class EngineCore:
             layout=self.cache_spec.layout.value,
             blas=blas.active(),
             created=int((loaded.path / "config.json").stat().st_mtime),
+            pooling=loaded.pooling,
+            hidden_size=int(loaded.config.get("hidden_size") or 0),
         )
+
+    def overview(self, after: int) -> dict[str, Any]:
+        """Steps newer than number `after` and the unfinished requests, in little."""
+        return overview(self.scheduler, self._clock(), after)
 
     def status(self) -> dict[str, Any]:
         """Engine, blocks, queue and users, JSON-ready. Times in seconds, memory in bytes."""
@@ -312,17 +345,13 @@ class EngineCore:
                 "in_memory": storage.num_blocks,
                 "evictions": pool.num_evictions,
             },
-            "memory": {
-                "weights": self.loaded.weights_bytes,
-                "kv": storage.nbytes,
-                "kv_used": pool.num_used * storage.bytes_per_block,
-                "kinds": [asdict(kind) for kind in layer_kinds(self.cache_spec)],
-                "window_places": {str(w): b.num_places for w, b in storage.windows.items()},
-                "states": self.runner.forward.states.nbytes,
-                "state_per_request": self.cache_spec.state_bytes,
-                "checkpoints": scheduler.kv_cache.num_checkpoints * self.cache_spec.state_bytes,
-                **self.runner.memory_usage(),
+            "memory": self._memory_status(),
+            "ladder": {
+                "evicted_blocks": pool.num_evictions,
+                "restored_tokens": scheduler.restoring.num_tokens,
+                **asdict(scheduler.ladder),
             },
+            "ssd": self.ssd.status(),
             "prefix_cache": {
                 "queried_tokens": scheduler.kv_cache.stats.queried_tokens,
                 "hit_tokens": scheduler.kv_cache.stats.hit_tokens,
@@ -339,11 +368,22 @@ class EngineCore:
             },
             "policy": self.config.scheduler.policy,
             "users": users,
+            "machine_seconds": dict(scheduler.service),
         }
 
-
-def request_memory(config: EngineConfig) -> int:
-    """Bytes that requests may take beside the weights."""
-    if config.cache.kv_memory is not None:
-        return config.cache.kv_memory
-    return int(psutil.virtual_memory().available * KV_MEMORY_SHARE)
+    def _memory_status(self) -> dict[str, Any]:
+        pool, storage = self.scheduler.kv_cache.pool, self.runner.storage
+        num_checkpoints = self.scheduler.kv_cache.num_checkpoints
+        return {
+            "weights": self.loaded.weights_bytes,
+            "kv": storage.nbytes,
+            "kv_used": pool.num_used * storage.bytes_per_block,
+            "kinds": [asdict(kind) for kind in layer_kinds(self.cache_spec)],
+            "window_places": {str(w): b.num_places for w, b in storage.windows.items()},
+            "states": self.runner.forward.states.nbytes,
+            "state_per_request": self.cache_spec.state_bytes,
+            "checkpoints": num_checkpoints * self.cache_spec.state_bytes,
+            "buffers": self.runner.num_buffers,
+            "max_buffers": self.machine.max_buffers,
+            **self.runner.memory_usage(),
+        }

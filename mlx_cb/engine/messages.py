@@ -43,7 +43,7 @@ class Abort(msgspec.Struct, tag=True):
 
 
 class Ask(msgspec.Struct, tag=True):
-    """A question about the engine's state: `status`, `steps` or `explain`."""
+    """A question about the engine's state: `status`, `steps`, `explain`, `overview`."""
 
     question_id: int
     topic: str
@@ -85,6 +85,7 @@ class Refused(msgspec.Struct, tag=True):
     error: str
     message: str
     param: str | None = None
+    retry_after: float | None = None
 
 
 class Answer(msgspec.Struct, tag=True):

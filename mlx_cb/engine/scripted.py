@@ -7,12 +7,15 @@ texts, delays, tool calls, refusals and failures. Knows nothing about HTTP.
 from __future__ import annotations
 
 import asyncio
+import math
+import random
 import re
 import shutil
 import tempfile
 import time
+from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +62,7 @@ class ScriptedEngine:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.played: dict[str, Played] = {}
+        self._machine_seconds: dict[str, float] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="mlx-cb-scripted-"))
         tokens = {token.value for reply in script.replies for token in reply.script_tokens()}
         named = {text.encode() for text in (*CONTROL_TOKENS, *MARKER_TOKENS)}
@@ -123,6 +127,8 @@ class ScriptedEngine:
             layout="none",
             blas="none",
             created=int(self._started),
+            pooling=None if self.script.embedding_size is None else "last",
+            hidden_size=self.script.embedding_size or 0,
         )
 
     async def generate(
@@ -139,7 +145,8 @@ class ScriptedEngine:
             raise EngineDead("the engine is not ready", retry_after=1.0)
         if len(prompt_ids) > self.script.max_model_len:
             raise ContextLengthExceeded("the prompt is longer than the script's max_model_len")
-        reply = self._find(prompt_ids)
+        size = self.script.embedding_size
+        reply = self._find(prompt_ids) if size is None else Reply()
         played = self._remember(
             Played(
                 request_id,
@@ -155,11 +162,17 @@ class ScriptedEngine:
                 played.status, played.admitted_at = "running", time.time()
                 await asyncio.sleep(reply.prefill_s)
                 played.first_token_at = time.time()
+                if size is not None:
+                    yield self._embedded(played, prompt_ids, size)
+                    return
                 async for output in self._outputs(reply, played, prompt_ids):
                     yield output
         finally:
             played.status, played.finished_at = "finished", time.time()
             played.finish_reason = played.finish_reason or FinishReason.ABORT.value
+            if played.admitted_at is not None:  # a script's machine works as long as it plays
+                taken = played.finished_at - played.admitted_at
+                self._machine_seconds[user] = self._machine_seconds.get(user, 0.0) + taken
 
     async def _outputs(
         self, reply: Reply, played: Played, prompt_ids: Sequence[int]
@@ -196,6 +209,14 @@ class ScriptedEngine:
             yield self._end(played, FinishReason.LENGTH, first)
         else:
             yield self._end(played, FinishReason.STOP, first)
+
+    def _embedded(self, played: Played, prompt_ids: Sequence[int], size: int) -> RequestOutput:
+        """A vector of length 1 that only equal texts share."""
+        rng = random.Random(repr(list(prompt_ids)))
+        numbers = [rng.gauss(0.0, 1.0) for _ in range(size)]
+        length = math.hypot(*numbers)
+        made = self._end(played, FinishReason.LENGTH, {"num_prompt_tokens": len(prompt_ids)})
+        return replace(made, embedding=array("f", [n / length for n in numbers]).tobytes())
 
     def _end(self, played: Played, reason: FinishReason, first: dict[str, Any]) -> RequestOutput:
         played.finish_reason = reason.value
@@ -273,11 +294,47 @@ class ScriptedEngine:
                 "preemptions": 0,
             },
             "users": users,
+            "machine_seconds": dict(self._machine_seconds),
         }
 
     async def steps(self, last: int) -> list[dict[str, Any]]:
         """A script has no steps."""
         return []
+
+    async def overview(self, after: int) -> dict[str, Any] | None:
+        """Who plays and who waits; there are no steps."""
+        now = time.time()
+        here = [played for played in self.played.values() if played.status != "finished"]
+        users: dict[str, dict[str, Any]] = {}
+        for played in here:
+            own = users.setdefault(
+                played.user, {"running": 0, "waiting": 0, "reasons": {}, "oldest_wait": 0.0}
+            )
+            own["waiting" if played.status == "waiting" else "running"] += 1
+            if played.status == "waiting":
+                own["reasons"]["slots"] = own["reasons"].get("slots", 0) + 1
+                own["oldest_wait"] = max(own["oldest_wait"], now - played.queued_at)
+        return {
+            "now": now,
+            "columns": [],
+            "steps": [],
+            "num_requests": len(here),
+            "requests": [
+                {
+                    "id": played.request_id,
+                    "user": played.user,
+                    "status": played.status,
+                    "waiting_for": "slots" if played.status == "waiting" else "",
+                    "age": now - played.queued_at,
+                    "prompt": played.num_prompt_tokens,
+                    "cached": 0,
+                    "computed": played.num_prompt_tokens + played.num_tokens,
+                    "output": played.num_tokens,
+                }
+                for played in here
+            ],
+            "users": users,
+        }
 
     async def explain(self, request_id: str) -> dict[str, Any] | None:
         """When a request waited, played and ended."""

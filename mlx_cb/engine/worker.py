@@ -56,8 +56,15 @@ class Worker:
         gc.collect()
         gc.freeze()
         self._channel.send(Ready(self._core.info()))
+        try:
+            self._serve()
+        finally:
+            self._core.close()
+
+    def _serve(self) -> None:
         while not self._stopping:
-            for message in self._channel.receive(wait=not self._core.has_work):
+            wait = not self._core.has_work and not self._core.idle()
+            for message in self._channel.receive(wait=wait):
                 self._take(message)
             if self._core.has_work:
                 outputs = self._core.step()
@@ -90,8 +97,15 @@ class Worker:
                 message.standing,
             )
         except MlxCbError as error:
-            name = type(error).__name__
-            self._channel.send(Refused(message.request_id, name, error.message, error.param))
+            self._channel.send(
+                Refused(
+                    message.request_id,
+                    type(error).__name__,
+                    error.message,
+                    error.param,
+                    error.retry_after,
+                )
+            )
 
     def _answer(self, topic: str, argument: Any) -> Any:
         scheduler = self._core.scheduler
@@ -99,6 +113,8 @@ class Worker:
             return scheduler.journal.last(argument)
         if topic == "explain":
             return scheduler.explain(argument)
+        if topic == "overview":
+            return self._core.overview(argument)
         return self._core.status()
 
 

@@ -69,7 +69,7 @@ class Accounts:
         """
         await self._check_day(user)
         mine = self._open.setdefault(user.name, _Open())
-        size = len(generation.choices)
+        size = generation.places
         try:
             await self._enter(user, mine, size)
             started = time.monotonic()
@@ -98,6 +98,10 @@ class Accounts:
             f"ones at {reset.isoformat(timespec='minutes')}",
             retry_after=(reset - now).total_seconds(),
         )
+
+    def waiting(self) -> dict[str, int]:
+        """How many answers wait because their user has as many open as he may, by user."""
+        return {name: len(own.waiting) for name, own in self._open.items() if own.waiting}
 
     async def tokens_today(self, name: str) -> int:
         """Tokens recorded today, and those of answers that are still open."""

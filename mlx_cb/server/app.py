@@ -10,27 +10,36 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from mlx_cb.errors import MlxCbError
-from mlx_cb.server import admin, dialects, openapi, pages, usage_routes
+from mlx_cb.server import (
+    admin,
+    dialects,
+    openapi,
+    operator_routes,
+    pages,
+    sign_in_routes,
+    usage_routes,
+)
 from mlx_cb.server.access import KeyCheck
 from mlx_cb.server.access_log import AccessLog
 from mlx_cb.server.auth import Guard, is_loopback
 from mlx_cb.server.conversations import routes as conversations
 from mlx_cb.server.dialects.openai_wire import error_object
 from mlx_cb.server.front import Front
-from mlx_cb.server.keys import Keys
+from mlx_cb.server.safe_headers import SafeHeaders
 
 
 def all_routes(front: Front) -> list[BaseRoute]:
     """Every route of the server; the API's description tells of all but itself."""
-    files = pages.WebFiles()
     described = [
-        *pages.routes(files),
+        *pages.routes(pages.WebFiles()),
         *dialects.routes(front),
         *admin.routes(front),
         *usage_routes.routes(front),
+        *sign_in_routes.routes(front),
+        *operator_routes.routes(front),
         *conversations.routes(front),
     ]
-    return [*described, *openapi.routes(described)]
+    return [*described, *openapi.routes(described, dialects.error_type)]
 
 
 def create_app(front: Front) -> ASGIApp:
@@ -40,9 +49,8 @@ def create_app(front: Front) -> ASGIApp:
         exception_handlers={HTTPException: _router_error, MlxCbError: _own_error},
     )
     config = front.config
-    keys = Keys(config.keys_file) if config.keys_file is not None else None
-    checked = KeyCheck(app, keys, always=not is_loopback(config.host))
-    return AccessLog(Guard(checked, config), config.log_format)
+    checked = KeyCheck(app, front.doors, always=not is_loopback(config.host))
+    return AccessLog(SafeHeaders(Guard(checked, config)), config.log_format)
 
 
 async def _router_error(request: Request, error: Exception) -> Response:

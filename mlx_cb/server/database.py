@@ -21,11 +21,16 @@ T = TypeVar("T")
 class Database:
     """One file and its thread; `path` None keeps everything in memory."""
 
-    def __init__(self, path: Path | None, what: str, tables: str) -> None:
-        """Make the tables. Raises MlxCbError, saying `what` was to be kept, when it cannot."""
+    def __init__(
+        self, path: Path | None, what: str, prepare: Callable[[sqlite3.Connection], None]
+    ) -> None:
+        """Open the file and `prepare` its tables.
+
+        Raises MlxCbError, saying `what` was to be kept, when it cannot.
+        """
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=what)
         try:
-            self._connection = self._thread.submit(_open, path, tables).result()
+            self._connection = self._thread.submit(_open, path, prepare).result()
         except (OSError, sqlite3.Error) as error:
             self._thread.shutdown()
             raise MlxCbError(f"cannot keep {what} in {path}: {error}") from error
@@ -48,7 +53,7 @@ class Database:
             return work(self._connection)
 
 
-def _open(path: Path | None, tables: str) -> sqlite3.Connection:
+def _open(path: Path | None, prepare: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
     if path is None:
         connection = sqlite3.connect(":memory:", check_same_thread=False)
     else:
@@ -59,6 +64,6 @@ def _open(path: Path | None, tables: str) -> sqlite3.Connection:
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA secure_delete = ON")
-    connection.executescript(tables)
+    prepare(connection)
     connection.commit()
     return connection

@@ -48,19 +48,24 @@ class Choice:
     transcript: Transcript | None = None
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
+    embedding: bytes | None = None
     first: asyncio.Task[RequestOutput] | None = None
     outputs: AsyncIterator[RequestOutput] | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """An answer of one or more choices. Use `start`, then `events`, then always `close`."""
+    """An answer of one or more choices. Use `start`, then `events`, then always `close`.
+
+    `places` is how many of its user's answers it counts for.
+    """
 
     engine: Engine
     metrics: Metrics
     choices: list[Choice]
     user: str
     standing: Standing = EQUAL
+    places: int = 1
     arrived: float = field(default_factory=time.monotonic)
     first_token_s: float | None = None
     was_started: bool = False
@@ -169,12 +174,13 @@ class Generation:
             now = time.monotonic()
             if self.first_token_s is None:
                 self.first_token_s = now - self.arrived
-                metrics.first_token.observe(self.first_token_s)
+                metrics.saw_first_token(self.first_token_s, self.user)
             else:
-                metrics.token_gap.observe(now - last)
+                metrics.saw_gap(now - last, self.user)
             last = now
             if output.prompt_logprobs is not None:
                 choice.prompt_logprobs = output.prompt_logprobs
+            choice.embedding = output.embedding or choice.embedding
             choice.cached_tokens = output.num_cached_tokens or choice.cached_tokens
             events = parser.feed(output)
             if choice.transcript is not None:

@@ -18,8 +18,14 @@ from tests.team.conftest import Serve, Team
 
 DOCS = Path(__file__).parents[2] / "docs" / "team.md"
 ROW = re.compile(r"\| `(\w+) (\S+)` \| ([a-z ]+) \| (\d+) \|")
-PARAMETERS = {"{name}": "scripted", "{request_id}": "0" * 32, "{path}": "chat.html",
-              "{conversation}": "0" * 32}  # fmt: skip
+PARAMETERS = {
+    "{name}": "scripted",
+    "{request_id}": "0" * 32,
+    "{code}": "0000",
+    "{verb}": "confirm",
+    "{path}": "chat.html",
+    "{conversation}": "0" * 32,
+}
 
 #: What a route is for -> who may.
 MAY = {

@@ -65,8 +65,7 @@ class Conversations:
     def __init__(self, path: Path | None) -> None:
         """Raises MlxCbError when the file cannot be used."""
         self._is_in_memory = path is None
-        self._database = Database(path, "conversations", _TABLES)
-        self._database.submit(_add_functions).result()
+        self._database = Database(path, "conversations", _prepare)
 
     async def listed(self, user: str, wanted: str = "") -> list[Summary]:
         """The user's conversations, newest first; with `wanted`, those that hold this text."""
@@ -218,7 +217,8 @@ class Conversations:
             )
 
 
-def _add_functions(database: sqlite3.Connection) -> None:
+def _prepare(database: sqlite3.Connection) -> None:
+    database.executescript(_TABLES)
     database.create_function("folded", 1, folded, deterministic=True)
 
 
