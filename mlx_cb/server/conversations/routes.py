@@ -24,6 +24,7 @@ from mlx_cb.server.conversations.answers import Answers
 from mlx_cb.server.conversations.shapes import (
     LONGEST_TITLE,
     Conversation,
+    NotHere,
     Settings,
     new_conversation,
     new_message,
@@ -267,9 +268,9 @@ class _Web:
     async def waiting(self, request: Request) -> Response:
         """What one of the caller's requests waits for."""
         user, request_id = _user(request), request.path_params["request_id"]
-        is_own = self._front.owners.of(request_id) == user.name
-        reason = await waiting_for(self._front, user, request_id) if is_own else None
-        return _json({"reason": reason})
+        if self._front.owners.of(request_id) != user.name:
+            raise NotHere("no request of this id is known, or it was forgotten")
+        return _json({"reason": await waiting_for(self._front, user, request_id)})
 
     def _publish(self, user: str, found: Conversation) -> None:
         self._feed.publish(
