@@ -81,8 +81,8 @@ class Conversations:
             text = folded(wanted.strip())
             rows = database.execute(_SEARCH, {"user": user, "wanted": text, "most": MOST_LISTED})
             return [
-                Summary(*row, None if content is None else _around(content, text))
-                for *row, content in rows
+                Summary(found, title, created, updated, content and _around(content, text))
+                for found, title, created, updated, content in rows
             ]
 
         return await self._database.run(read)
