@@ -59,7 +59,7 @@ def new_page(browser: Any) -> Iterator[NewPage]:
     def start(
         server: Any, headers: dict[str, str] | None = None, path: str = "/", **options: Any
     ) -> Any:
-        options = {"viewport": WIDE, "locale": "en-US", **options}
+        options = {"viewport": WIDE, "locale": "en-US", "reduced_motion": "reduce", **options}
         context = browser.new_context(extra_http_headers=headers or {}, **options)
         context.set_default_timeout(TIMEOUT_MS)
         contexts.append(context)

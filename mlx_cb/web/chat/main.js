@@ -16,5 +16,6 @@ const again = () => {
 onLibrary(again);
 onMath(again);
 watch(draw);
+matchMedia("(max-width: 760px)").addEventListener("change", changed); // the list opens and closes
 draw();
 start();
