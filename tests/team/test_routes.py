@@ -22,7 +22,7 @@ PARAMETERS = {
     "{name}": "scripted",
     "{request_id}": "0" * 32,
     "{code}": "0000",
-    "{verb}": "confirm",
+    "{verb}": "resume",
     "{path}": "chat.html",
     "{conversation}": "0" * 32,
 }
