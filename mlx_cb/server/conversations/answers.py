@@ -31,6 +31,7 @@ from mlx_cb.server.conversations.waiting import Waiting, waiting_for
 from mlx_cb.server.front import Front
 from mlx_cb.server.generate_input import GenerateInput
 from mlx_cb.server.generation import Generation
+from mlx_cb.server.terms import terms_for
 from mlx_cb.server.users import User
 from mlx_cb.text.chat_template import ChatInput
 from mlx_cb.text.events import (
@@ -160,7 +161,9 @@ class Answers:
         front, message = self._front, answer.message
         assert message.request_id is not None
         try:
-            generation = await front.prepare(answer.prompt, message.request_id, answer.user)
+            terms = terms_for((), answer.user, front.config)
+            front.check_open(answer.user, terms)
+            generation = await front.prepare(answer.prompt, message.request_id, answer.user, terms)
             answer.generation = generation
             async with front.accounts.place_for(answer.user, generation):
                 await generation.start()
