@@ -56,9 +56,12 @@ class SchedulerConfig:
     """Who runs in a step.
 
     Attributes:
-        policy: `continuous` (requests join and leave at every step) or `static` (a batch is fixed
-            until its last request ends: the baseline).
+        policy: `continuous` or `fair` (requests join and leave at every step, users share the
+            machine), `priority`, `fcfs`, or `static` (a batch is fixed until its last request
+            ends: the baseline).
         max_num_seqs: most requests running at once.
+        max_running_per_user: most of one user's requests running at once; None for no such cap.
+        control: `auto` lets the control loop act on early signs; `frozen` begins without.
         max_num_batched_tokens: most rows in one step; None lets predicted step time decide.
         itl_target_ms: the gap between two tokens of a stream that the step time is kept under.
         max_queue_wait_s: longest predicted wait that is still accepted.
@@ -70,6 +73,8 @@ class SchedulerConfig:
 
     policy: str = "continuous"
     max_num_seqs: int = 64
+    max_running_per_user: int | None = None
+    control: str = "auto"
     max_num_batched_tokens: int | None = None
     itl_target_ms: float = 100.0
     max_queue_wait_s: float = 60.0
@@ -97,6 +102,9 @@ class ServerConfig:
         usage_file: SQLite file of what each user took; None keeps it in memory only.
         lan: listens on every address and is announced by Bonjour.
         tls: certificate and key, `auto` for a local authority's, None for none.
+        request_timeout_s: when an answer ends at the latest, for clients that name no time.
+        max_input_tokens, max_output_tokens: of one request, whoever asks.
+        max_queued_per_user: requests of one user that may wait for their first token.
         allowed_hosts: further `Host` names that are ours.
         allowed_origins: web pages elsewhere that may use the server, like `https://a.example`.
         reasoning_key: where chat completions put reasoning: `reasoning_content`, `reasoning`,
@@ -120,4 +128,8 @@ class ServerConfig:
     max_body_bytes: int = 32 * 2**20
     keep_alive_s: float = 10.0
     step_timeout_s: float = 120.0
+    request_timeout_s: float | None = None
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+    max_queued_per_user: int | None = None
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -61,7 +61,7 @@ class Conditions:
             model=server.model_field,
             api=self.api,
             as_ids=self.as_ids,
-            key=self.key,
+            key=self.key or server.spec.key,
             keys=self.keys,
             fields=self.fields,
         )
@@ -151,7 +151,8 @@ def plan_seed(name: str, seed: int, number: int) -> int:
 
 async def journal(server: RunningServer, run: Run) -> list[dict[str, float]]:
     """Step records of the run from `/status/steps`; empty for servers that keep none."""
-    answer = await get_json_bytes(server.endpoint, f"/status/steps?last={STEPS}")
+    path, key = f"/status/steps?last={STEPS}", server.spec.key
+    answer = await get_json_bytes(server.endpoint, path, key=key)
     if answer.status != 200:
         return []
     content = msgspec.json.decode(answer.body)

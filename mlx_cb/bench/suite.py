@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from mlx_cb.bench import environment, report
 from mlx_cb.bench.compare import Conditions, Progress, compare, merge
 from mlx_cb.bench.disconnect import steps_for_the_gone
 from mlx_cb.bench.gates import GateFile, RunEntry
+from mlx_cb.bench.keyring import Keyring, make_keyring
 from mlx_cb.bench.measuring import Fleet, Policy, conclude
 from mlx_cb.bench.metrics import Figures
 from mlx_cb.bench.prompts import TokenizerWords
@@ -96,6 +98,7 @@ async def run_suite(file: GateFile, models: Models, settings: SuiteSettings) -> 
             settings.keep(result)
     finally:
         suite.fleet.stop()
+        suite.folder.cleanup()
     conclude(result, average, settings.policy)
     return result
 
@@ -109,6 +112,8 @@ class _Suite:
         self.settings = settings
         self.cores = Cores.choose(settings.policy.pin)
         self.words = TokenizerWords(models.float32)
+        self.keyrings: dict[tuple[str, ...], Keyring] = {}
+        self.folder = tempfile.TemporaryDirectory(prefix="mlx-cb-bench-")
         self.fleet = Fleet(self.cores, Conditions(self.words))
 
     async def measure(self, run: RunEntry) -> dict[str, Any]:
@@ -132,13 +137,26 @@ class _Suite:
                 raise InvalidRequest(f"{run.name}: no server {label!r} in the gates file")
             kind = Kind(entry.kind)
             model = None if kind is Kind.URL else folder
-            specs.append(ServerSpec(label, kind, model, entry.flags, entry.url))
+            flags, key = entry.flags, None
+            if run.users and kind is Kind.MLX_CB:
+                keyring = self.keyring(run)
+                flags, key = (*flags, "--keys", str(keyring.path)), keyring.admin
+            specs.append(ServerSpec(label, kind, model, flags, entry.url, key))
         return specs
+
+    def keyring(self, run: RunEntry) -> Keyring:
+        """The keys of the run's users; runs with the same users share them, and their servers."""
+        if run.users not in self.keyrings:
+            self.keyrings[run.users] = make_keyring(Path(self.folder.name), run.users)
+        return self.keyrings[run.users]
 
     def conditions(self, run: RunEntry) -> Conditions:
         rounds = self.settings.rounds or run.rounds
         fields = tuple(run.fields.items())
-        return Conditions(self.words, rounds=rounds, seed=self.settings.seed, fields=fields)
+        keys = self.keyring(run).users if run.users else {}
+        return Conditions(
+            self.words, rounds=rounds, seed=self.settings.seed, fields=fields, keys=keys
+        )
 
     async def load(self, run: RunEntry) -> dict[str, Any]:
         servers = await self.fleet.bring_up(self.specs(run))

@@ -57,6 +57,17 @@ _DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
     help="Serve embeddings: when the checkpoint says so, or pooled like this.",
 )
 @setting("--max-num-seqs", default=64, type=click.IntRange(1), help="Most requests at once.")
+@setting("--max-running-per-user", type=click.IntRange(1), help="Most of one user's at once.")
+@setting("--max-queued-per-user", type=click.IntRange(1), help="Most that wait; then 429.")
+@setting("--max-input-tokens", type=click.IntRange(1), help="Longest prompt, tokens.")
+@setting("--max-output-tokens", type=click.IntRange(1), help="Longest answer, tokens.")
+@setting("--request-timeout-s", type=click.FloatRange(0, min_open=True), help="Longest answer.")
+@setting(
+    "--control",
+    default="auto",
+    type=click.Choice(["auto", "frozen"]),
+    help="Let the control loop act on early signs, or only watch.",
+)
 @setting("--max-num-batched-tokens", default="auto", type=CountOrAuto(), help="Rows of a step.")
 @setting("--max-model-len", type=click.IntRange(1), help="Longest prompt plus answer, tokens.")
 @setting("--kv-memory", default="auto", type=Size(), help="Memory for keys and values.")
@@ -72,8 +83,8 @@ _DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
 @setting(
     "--scheduler",
     default="continuous",
-    type=click.Choice(["continuous", "static"]),
-    help="Requests join and leave at every step, or only when a batch has ended.",
+    type=click.Choice(["continuous", "fair", "priority", "fcfs", "static"]),
+    help="Who goes first; static: a batch is fixed until it has ended. continuous is fair.",
 )
 @setting("--itl-target-ms", default=100.0, type=click.FloatRange(1), help="Gap between tokens.")
 @setting("--max-queue-wait-s", default=60.0, type=click.FloatRange(0), help="Longest wait.")
@@ -128,6 +139,8 @@ def build_config(given: dict[str, Any]) -> ServerConfig:
         scheduler=SchedulerConfig(
             policy=given["scheduler"],
             max_num_seqs=given["max_num_seqs"],
+            max_running_per_user=given["max_running_per_user"],
+            control=given["control"],
             max_num_batched_tokens=given["max_num_batched_tokens"],
             itl_target_ms=given["itl_target_ms"],
             max_queue_wait_s=given["max_queue_wait_s"],
@@ -135,7 +148,10 @@ def build_config(given: dict[str, Any]) -> ServerConfig:
         attention=given["attention"],
     )
     folder = config_path().parent
-    names = ("lan", "port", "strict_model", "log_format", "log_prompts", "reasoning_key")
+    names = (
+        *("lan", "port", "strict_model", "log_format", "log_prompts", "reasoning_key"),
+        *("request_timeout_s", "max_input_tokens", "max_output_tokens", "max_queued_per_user"),
+    )
     return ServerConfig(
         served_model_name=given["served_model_name"] or _shown_name(given["model"]),
         aliases=tuple(given["alias"]),
@@ -195,7 +211,7 @@ def _make_engine(config: ServerConfig) -> Any:
         return ScriptedEngine(read_script(Path(path)))
     from mlx_cb.engine.client import AsyncEngine
 
-    return AsyncEngine(config.engine)
+    return AsyncEngine(config.engine, step_timeout_s=config.step_timeout_s)
 
 
 async def _serve(

@@ -68,6 +68,10 @@ class KVCacheManager:
         """Blocks a request still has to take for its known text and one token more."""
         return max(0, self.num_blocks_for(request.num_tokens + 1) - len(request.block_table))
 
+    def num_resident_tokens(self, request: Request) -> int:
+        """Tokens of a request that need no computing as things are."""
+        return len(self._find_prefix(request)) * self.block_size
+
     def can_admit(self, request: Request, *, headroom: int) -> bool:
         """True when the whole known text fits beside `headroom` blocks for others' growth."""
         hits = self._find_prefix(request)

@@ -8,15 +8,18 @@ prefill chunks in the policy's order. No MLX, no threads, no clock but the injec
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 
 from mlx_cb.config import SchedulerConfig
 from mlx_cb.core.cost_model import StepCostModel
+from mlx_cb.core.deadlines import Deadlines
+from mlx_cb.core.entrance import Entrance
+from mlx_cb.core.integrity import check_places
 from mlx_cb.core.journal import ChunkRecord, Journal, StepRecord, tell
 from mlx_cb.core.kv_cache_manager import KVCacheManager, PrefixStats
 from mlx_cb.core.outputs import FinishReason, RequestOutput, SampledToken
-from mlx_cb.core.policy import POLICIES
+from mlx_cb.core.policies import POLICIES
 from mlx_cb.core.pressure import Ladder, admission_order, choose_victim
 from mlx_cb.core.request import Request, RequestEvent, RequestStatus
 from mlx_cb.core.restoring import Restoring
@@ -37,6 +40,8 @@ class Scheduler:
         self.config = config
         self.kv_cache = kv_cache
         self.policy = POLICIES[config.policy]()
+        self.entrance = Entrance(config, self.policy)
+        self.service: defaultdict[str, float] = defaultdict(float)  # seconds by user, since start
         self.cost_model = StepCostModel()
         self.journal = Journal(config.journal_steps)
         self.requests: dict[str, Request] = {}
@@ -48,11 +53,9 @@ class Scheduler:
         self.num_preemptions = 0
         self.ladder = Ladder()
         self.restoring = Restoring(kv_cache)
-        self.service: defaultdict[str, float] = defaultdict(
-            float
-        )  # measured seconds by user, since start
         self.step = 0
         self._clock = clock
+        self._deadlines = Deadlines()
 
     # Stage 1: queue.
 
@@ -61,6 +64,8 @@ class Scheduler:
         self.requests[request.request_id] = request
         self.waiting[request.request_id] = request
         self.policy.join(request.user, request.standing)
+        self._deadlines.add(request)
+        request.num_resident_tokens = self.kv_cache.num_resident_tokens(request)
         request.waiting_for = "next step"
         self._note(request, "queued", f"{request.num_prompt_tokens} prompt tokens")
 
@@ -71,10 +76,23 @@ class Scheduler:
             return None
         return self._finish(request, FinishReason.ABORT)
 
+    def expire(self) -> list[RequestOutput]:
+        """End the requests whose deadline has passed, with what they have produced."""
+        if not self._deadlines:
+            return []
+        due = self._deadlines.due(self._clock())
+        return [self._finish(request, FinishReason.DEADLINE) for request in due]
+
     @property
     def has_work(self) -> bool:
         """True while any request is unfinished."""
         return bool(self.requests)
+
+    @property
+    def is_held(self) -> bool:
+        """True while all that is unfinished is paused by an operator: no step can advance it."""
+        is_paused = self.entrance.restraint.is_paused
+        return bool(self.requests) and all(map(is_paused, self.requests.values()))
 
     @property
     def num_running(self) -> int:
@@ -176,13 +194,9 @@ class Scheduler:
         budget = token_budget(self.config, self.cost_model, StepShape(num_decodes, crowd, context))
         plan.record.token_budget = budget
         # Something always moves: a full house of decodes leaves one quantum to those who wait.
-        room = max(budget - num_decodes, min(budget, self.kv_cache.block_size))
-        may_admit = self.policy.may_admit(self.num_running)
-        places = {
-            user: self.policy.max_running(user, self.config.max_num_seqs)
-            for user in {request.user for request in self.waiting.values()}
-        }
-        running = Counter(request.user for request in (*self.decoding, *self.prefilling))
+        share = int(self.entrance.restraint.prefill_share * (budget - num_decodes))
+        room = max(share, min(budget, self.kv_cache.block_size))
+        self.entrance.open((*self.decoding, *self.prefilling))
         blocks_short = bool(plan.record.preempted)
         for request in self._prefill_candidates(plan):
             if len(plan.record.passed_over) >= MAX_EXPLAINED and room <= 0:
@@ -191,18 +205,14 @@ class Scheduler:
                 plan.pass_over(request, "budget")
             elif request.status is RequestStatus.RUNNING:
                 room -= self._schedule_chunk(plan, request, room)
-            elif not may_admit:
-                plan.pass_over(request, "batch to end")
-            elif self.num_running >= self.config.max_num_seqs:
-                plan.pass_over(request, "slots")
-            elif running[request.user] >= places[request.user]:
-                plan.pass_over(request, "fair share")
+            elif reason := self.entrance.refusal(request):
+                plan.pass_over(request, reason)
             elif blocks_short or not self._admit(plan, request):
                 # Whoever comes next must not take the blocks that this one is waiting for.
                 blocks_short = True
                 plan.pass_over(request, "blocks")
             else:
-                running[request.user] += 1
+                self.entrance.joined(request)
                 room -= self._schedule_chunk(plan, request, room)
         self.ladder.stopped_admissions += blocks_short
 
@@ -214,7 +224,8 @@ class Scheduler:
                     break
             return []
         ready = [request for request in self.waiting.values() if request.num_in_flight == 0]
-        return self.policy.order((*self.prefilling, *ready), plan.record.started)
+        ordered = self.policy.order((*self.prefilling, *ready), plan.record.started)
+        return self.entrance.arrange(ordered)
 
     def _admit(self, plan: SchedulerOutput, request: Request) -> bool:
         headroom = len(self.decoding) + sum(
@@ -267,8 +278,8 @@ class Scheduler:
         """
         plan.record.seconds = seconds
         self.cost_model.observe(plan.num_rows, plan.record.context_sum, seconds)
-        for user, part in plan.shares(self.cost_model).items():
-            self.policy.charge(user, part * seconds)
+        for (user, rank), part in plan.shares(self.cost_model).items():
+            self.policy.charge(user, rank, part * seconds)
             self.service[user] += part * seconds
         for chunk in plan.prefills:
             if chunk.request.status is RequestStatus.RUNNING:
@@ -291,6 +302,14 @@ class Scheduler:
             for request in requests.values()
             if request.status is not RequestStatus.FINISHED
         ]
+
+    def preempt_paused(self) -> None:
+        """What an operator has paused gives its place and blocks to others, and waits again."""
+        plan = SchedulerOutput(StepRecord(self.step, self._clock()))
+        for request in [*self.prefilling, *self.decoding]:
+            if self.entrance.restraint.is_paused(request):
+                self._preempt(request, plan, "paused by the operator")
+        self.decoding = [r for r in self.decoding if r.status is RequestStatus.RUNNING]
 
     def restart_running(self, cause: str) -> None:
         """Send every running request back to the queue, because the blocks' content is lost."""
@@ -322,15 +341,9 @@ class Scheduler:
         if request.first_token_time is None:
             request.first_token_time = now
             self._note(request, "first token", "")
-        reason, stop_token_id, kept = None, None, [token.token_id]
-        if request.max_output_tokens == 0:
-            reason, kept = FinishReason.LENGTH, []
-        elif token.token_id in request.stop_token_ids:
-            reason, stop_token_id, kept = FinishReason.STOP, token.token_id, []
-        token_ids += kept
-        num_output = len(token_ids) - request.num_prompt_tokens
-        if reason is None and num_output >= request.max_output_tokens:
-            reason = FinishReason.LENGTH
+        before = len(token_ids)
+        reason = request.take(token.token_id)
+        kept = token_ids[before:]
         if reason is not None:
             plan.record.finished[request.request_id] = reason.value
             self._finish(request, reason)
@@ -340,7 +353,7 @@ class Scheduler:
             logprobs=[token.logprobs] if kept and token.logprobs else None,
             prompt_logprobs=token.prompt_logprobs,
             finish_reason=reason,
-            stop_token_id=stop_token_id,
+            stop_token_id=token.token_id if reason is FinishReason.STOP else None,
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens,
             embedding=token.embedding,
@@ -362,7 +375,7 @@ class Scheduler:
         request.finished_time = self._clock()
         request.waiting_for = ""
         del self.requests[request.request_id]
-        self.policy.leave(request.user)
+        self.policy.leave(request.user, request.standing)
         self._note(request, "finished", error or reason.value)
         self.journal.keep_story(request, self.step)
         return RequestOutput(
@@ -378,14 +391,6 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every request and every block is where it should be."""
-        placed = [*self.waiting.values(), *self.prefilling, *self.decoding]
-        assert len(placed) == len({request.request_id for request in placed})
-        for request in placed:
-            assert self.requests[request.request_id] is request
-            assert request.status is not RequestStatus.FINISHED
-            assert (request.request_id in self.waiting) == (
-                request.status is not RequestStatus.RUNNING
-            )
-        assert all(not request.block_table for request in self.waiting.values())
+        check_places(self.requests, self.waiting, [*self.prefilling, *self.decoding])
         tables = [request.block_table for request in self.requests.values()]
         self.kv_cache.pool.check_integrity([*tables, self.pad_table])

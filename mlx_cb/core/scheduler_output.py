@@ -86,18 +86,19 @@ class SchedulerOutput:
         record.blocks_used = pool.num_used
         record.blocks_available = pool.num_available
 
-    def shares(self, cost_model: StepCostModel) -> dict[str, float]:
-        """Each user's part of the step's cost, by rows and by the context that they read."""
+    def shares(self, cost_model: StepCostModel) -> dict[tuple[str, int], float]:
+        """Each account's (user and rank) part of the step's cost, by rows and context read."""
         if self.is_empty:
             return {}
         per_row = cost_model.base / self.num_rows + cost_model.per_row
         per_context = cost_model.per_context
-        costs: dict[str, float] = {}
+        costs: dict[tuple[str, int], float] = {}
         for request in self.decodes:
             cost = per_row + per_context * request.num_tokens
-            costs[request.user] = costs.get(request.user, 0.0) + cost
+            costs[request.account] = costs.get(request.account, 0.0) + cost
         for chunk in self.prefills:
             cost = per_row * chunk.num_tokens + per_context * (chunk.start + chunk.num_tokens)
-            costs[chunk.request.user] = costs.get(chunk.request.user, 0.0) + cost
+            account = chunk.request.account
+            costs[account] = costs.get(account, 0.0) + cost
         total = sum(costs.values())
-        return {user: cost / total for user, cost in costs.items()}
+        return {account: cost / total for account, cost in costs.items()}

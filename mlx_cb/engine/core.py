@@ -20,8 +20,9 @@ from mlx_cb.core.kv_cache_manager import KVCacheManager
 from mlx_cb.core.outputs import RequestOutput
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
-from mlx_cb.engine.interface import ModelInfo
-from mlx_cb.engine.overview import overview
+from mlx_cb.engine.governor import Governor
+from mlx_cb.engine.interface import ModelInfo, Order
+from mlx_cb.engine.overview import count_users, overview
 from mlx_cb.engine.ssd_carrier import SsdCarrier, open_tier
 from mlx_cb.errors import ContextLengthExceeded, InvalidRequest
 from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
@@ -103,6 +104,7 @@ class EngineCore:
             tile_rows=config.scheduler.tile_rows or tile_rows(loaded.config),
         )
         self.scheduler = Scheduler(scheduling, kv_cache, clock=clock)
+        self.governor = Governor(self.scheduler, clock)
         pipelined = config.scheduler.pipelined
         self._pipelined = self.runner.runs_beside_host if pipelined is None else pipelined
         self.runner.forward.states.checkpoints = checkpoints
@@ -136,12 +138,19 @@ class EngineCore:
             self.step()
         self.counters = Counters()
         self.scheduler.forget_past()
+        self.governor.forget_past()
 
     @property
     def has_work(self) -> bool:
         """True while a step can make progress, or has outputs to hand out."""
         waiting = self._in_flight is not None or bool(self._pending_outputs)
         return self.scheduler.has_work or waiting
+
+    @property
+    def is_held(self) -> bool:
+        """True while there is work, but an operator has paused all of it."""
+        is_empty = self._in_flight is None and not self._pending_outputs
+        return is_empty and self.scheduler.is_held
 
     def idle(self) -> bool:
         """Do a little of what can wait; True while there is more. For when `has_work` is False."""
@@ -158,26 +167,28 @@ class EngineCore:
         params: SamplingParams,
         user: str = "local",
         standing: Standing = EQUAL,
+        timeout_s: float | None = None,
     ) -> Request:
-        """Accept a request; it joins at the next step.
+        """Accept a request; it joins at the next step, and ends `timeout_s` from now at the latest.
 
         Raises InvalidRequest or ContextLengthExceeded for what can never be served.
         """
         room = self.max_request_tokens - len(prompt_ids)
         self._check(prompt_ids, params, room)
         params = params.with_defaults(self.loaded.generation_defaults)
-        seed = params.seed if params.seed is not None else secrets.randbits(64)
+        now = self._clock()
         request = Request(
             request_id=request_id,
             token_ids=list(prompt_ids),
             params=params,
             max_output_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             eos_token_ids=self.loaded.eos_token_ids,
-            seed=seed,
+            seed=secrets.randbits(64) if params.seed is None else params.seed,
             user=user,
             standing=standing,
-            arrival_time=self._clock(),
+            arrival_time=now,
             cache_salt=user.encode(),
+            deadline=None if timeout_s is None else now + timeout_s,
         )
         self.runner.prepare(request)
         self.scheduler.add(request)
@@ -211,9 +222,15 @@ class EngineCore:
         if output is not None:
             self._pending_outputs.append(output)
 
+    def order(self, order: Order) -> None:
+        """Carry out an operator's order."""
+        for request_id in self.governor.order(order):
+            self.abort(request_id)
+
     def step(self) -> list[RequestOutput]:
         """Advance every running request by one token; returns what is new."""
         outputs, self._pending_outputs = self._pending_outputs, []
+        outputs += self.scheduler.expire()
         self.last_measured = None
         outputs += self._step_ahead() if self._pipelined else self._step_plainly()
         for output in outputs:
@@ -264,7 +281,9 @@ class EngineCore:
         self.last_measured = step.plan.record
         self.counters.steps += 1
         self.counters.generated_tokens += len(sampled)
-        return self.scheduler.update(step.plan, sampled, seconds)
+        outputs = self.scheduler.update(step.plan, sampled, seconds)
+        self.governor.saw(step.plan)
+        return outputs
 
     def _fail(self, error: Exception, plan: Any) -> list[RequestOutput]:
         """A step went wrong: its requests end with an error; the others start over from scratch.
@@ -272,6 +291,7 @@ class EngineCore:
         The arrays behind the blocks may be broken, so nothing that was in them is kept.
         """
         self.counters.failed_steps += 1
+        self.governor.failed()
         outputs = self.scheduler.fail(plan, f"step {plan.record.step} failed: {error}")
         if self._in_flight is not None and self._in_flight.plan is not plan:
             outputs += self.scheduler.fail(self._in_flight.plan, "the step before it failed")
@@ -318,11 +338,6 @@ class EngineCore:
         """Engine, blocks, queue and users, JSON-ready. Times in seconds, memory in bytes."""
         scheduler = self.scheduler
         pool, storage = scheduler.kv_cache.pool, self.runner.storage
-        users: dict[str, dict[str, int]] = {}
-        for request in scheduler.requests.values():
-            counts = users.setdefault(request.user, {"waiting": 0, "running": 0})
-            is_waiting = request.request_id in scheduler.waiting
-            counts["waiting" if is_waiting else "running"] += 1
         base, per_row, per_context = (
             scheduler.cost_model.base,
             scheduler.cost_model.per_row,
@@ -367,8 +382,9 @@ class EngineCore:
                 "generated": self.counters.generated_tokens,
             },
             "policy": self.config.scheduler.policy,
-            "users": users,
+            "users": count_users(scheduler),
             "machine_seconds": dict(scheduler.service),
+            "control": self.governor.as_dict(),
         }
 
     def _memory_status(self) -> dict[str, Any]:
