@@ -256,10 +256,12 @@ async def _load(front: Any, engine: Any, url: str, started: float) -> None:
     await engine.wait_ready()
     await front.load()
     _say(f"ready after {time.monotonic() - started:.1f} s; try:")
-    body = '{"messages": [{"role": "user", "content": "Say hello."}]}'
+    path, body = "chat/completions", '{"messages": [{"role": "user", "content": "Say hello."}]}'
+    if front.model_info.pooling is not None:
+        path, body = "embeddings", '{"input": ["Hello."]}'
     header = shlex.quote("content-type: application/json")
     more = access.curl_options(front.config)
-    print(f"  curl{more} {url}/v1/chat/completions -H {header} -d {shlex.quote(body)}", flush=True)
+    print(f"  curl{more} {url}/v1/{path} -H {header} -d {shlex.quote(body)}", flush=True)
 
 
 def _exit_code(loading: asyncio.Task[None], stopping: asyncio.Task[int]) -> int:

@@ -20,12 +20,14 @@ from mlx_cb.core.kv_cache_manager import KVCacheManager
 from mlx_cb.core.outputs import RequestOutput
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
+from mlx_cb.engine.checks import check_request
 from mlx_cb.engine.governor import Governor
 from mlx_cb.engine.interface import ModelInfo, Order
 from mlx_cb.engine.overview import count_users, overview
 from mlx_cb.engine.ssd_carrier import SsdCarrier, open_tier
-from mlx_cb.errors import ContextLengthExceeded, InvalidRequest
+from mlx_cb.errors import InvalidRequest
 from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
+from mlx_cb.model.checkpoint import says_where_turns_end
 from mlx_cb.model.embedding_runner import EmbeddingRunner
 from mlx_cb.model.loader import LoadedModel, load
 from mlx_cb.model.machine_memory import Machine
@@ -38,6 +40,7 @@ from mlx_cb.model.runner import LaunchedStep, ModelRunner, RunnerSettings
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.standing import EQUAL, Standing
 from mlx_cb.text.tokenizer import tokenizer_file
+from mlx_cb.text.turn_ending import turn_endings
 
 
 @dataclass(slots=True)
@@ -116,6 +119,9 @@ class EngineCore:
     def load(cls, config: EngineConfig) -> EngineCore:
         """Load the configured model. Raises ModelNotFound, UnsupportedModel or OutOfMemory."""
         loaded = load(config.model)
+        if not says_where_turns_end(loaded.path):
+            endings = loaded.eos_token_ids | turn_endings(loaded.path)
+            loaded = replace(loaded, eos_token_ids=endings)
         spec = prove(loaded.model, loaded.architecture, loaded.dtype)
         core = cls(config, loaded, cache_spec=spec)
         if core.runner.backend.name != "reference":
@@ -174,7 +180,9 @@ class EngineCore:
         Raises InvalidRequest or ContextLengthExceeded for what can never be served.
         """
         room = self.max_request_tokens - len(prompt_ids)
-        self._check(prompt_ids, params, room)
+        if self.loaded.pooling is not None and params.max_tokens != 0:
+            raise InvalidRequest("an embedding model generates no text", param="model")
+        check_request(prompt_ids, params, self.vocab_size, self.max_request_tokens)
         params = params.with_defaults(self.loaded.generation_defaults)
         now = self._clock()
         request = Request(
@@ -194,27 +202,6 @@ class EngineCore:
         self.scheduler.add(request)
         self.counters.prompt_tokens += len(prompt_ids)
         return request
-
-    def _check(self, prompt_ids: Sequence[int], params: SamplingParams, room: int) -> None:
-        vocab_size = self.vocab_size
-        if self.loaded.pooling is not None and params.max_tokens != 0:
-            raise InvalidRequest("an embedding model generates no text", param="model")
-        if not prompt_ids:
-            raise InvalidRequest("the prompt is empty", param="prompt")
-        if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab_size:
-            raise InvalidRequest(f"a prompt token id is not below {vocab_size}", param="prompt")
-        for token_id, _ in params.logit_bias:
-            if token_id >= vocab_size:
-                raise InvalidRequest(
-                    f"logit_bias names token {token_id}; the vocabulary has {vocab_size}",
-                    param="logit_bias",
-                )
-        if room < 1:
-            raise ContextLengthExceeded(
-                f"the prompt has {len(prompt_ids)} tokens and at most "
-                f"{self.max_request_tokens - 1} fit",
-                param="prompt",
-            )
 
     def abort(self, request_id: str) -> None:
         """End a request; its blocks are free for the next step."""

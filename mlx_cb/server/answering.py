@@ -159,7 +159,12 @@ class Endpoint:
 
 
 class JsonEndpoint:
-    """An ASGI application that answers a body with a body, without the engine."""
+    """An ASGI application that answers a body with a body, without the engine.
+
+    `stream_media_type` names what an answer in lines is sent as, for the API's description.
+    """
+
+    stream_media_type: str | None = None
 
     def __init__(
         self,
