@@ -148,22 +148,15 @@ def overload(seed: int) -> list[Goal]:
     over = Overload(mix="conv", rate=3 * SATURATION, calls=400, scale=1, max_wait_s=MAX_WAIT_S)
     saturated, flooded = _run(full, UNBOUND, seed), _run(over, limited, seed)
     speeds = [_figure(one, "saturated_tok_s") for one in (flooded, saturated)]
+    retry = _figure(flooded, "retry_after_error.p50")
+    wait = _figure(flooded, "longest_wait_over_limit")
+    of = f"{speeds[0]:.3g} of {speeds[1]:.3g}"
+    part = speeds[0] / speeds[1]
     return [
         Goal("G18", "slowest refusal, s", _figure(flooded, "refused_after.max"), 0.05, False),
-        Goal(
-            *("G18", "Retry-After, median relative error"),
-            *(_figure(flooded, "retry_after_error.p50"), 0.30, False),
-        ),
-        Goal(
-            *("G18", "tokens/s at 3 times over that at saturation"),
-            *(speeds[0] / speeds[1], 0.9, True),
-            f"{speeds[0]:.3g} of {speeds[1]:.3g}",
-        ),
-        Goal(
-            *("G18", "longest wait of the admitted over the bound"),
-            *(_figure(flooded, "longest_wait_over_limit"), 1.5, False),
-            f"{MAX_WAIT_S:g} s",
-        ),
+        Goal("G18", "Retry-After, median relative error", retry, 0.30, False),
+        Goal("G18", "tokens/s at 3 times over that at saturation", part, 0.9, True, of),
+        Goal("G18", "longest wait over the bound", wait, 1.5, False, f"{MAX_WAIT_S:g} s"),
         Goal("G18", "admitted and never answered", _figure(flooded, "unanswered"), 0, False),
     ]
 
