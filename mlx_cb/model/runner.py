@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from mlx_cb.core.outputs import SampledToken, TokenLogprobs
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler_output import SchedulerOutput
 from mlx_cb.model import sampler
-from mlx_cb.model.cache_spec import CacheSpec
+from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
 from mlx_cb.model.forward_batch import ForwardBatch, PreviousTokens
 from mlx_cb.model.grammar import Grammars
 from mlx_cb.model.loader import LoadedModel
@@ -132,6 +132,10 @@ class ModelRunner:
         launched = time.perf_counter()
         self._ensure_blocks(plan.num_blocks)
         self._window_places.prepare(plan)
+        if plan.copies:
+            self.storage.copy_blocks(
+                [copy.source for copy in plan.copies], [copy.target for copy in plan.copies]
+            )
         unread = previous.unread() if previous is not None else None
         batch = ForwardBatch.build(plan, self.storage.block_size, unread)
         requests = list(plan.sampling())
@@ -179,7 +183,7 @@ class ModelRunner:
             token_ids = self._choose_late(step)
         else:
             mx.eval(
-                *self.forward.states.arrays(), *[layer.values for layer in self.storage.layers[-1:]]
+                self.forward.states.arrays(), [a.values.arrays for a in self.storage.layers[-1:]]
             )
             token_ids = np.zeros(0, dtype=np.int64)
         ready = time.perf_counter()
@@ -236,6 +240,11 @@ class ModelRunner:
         self._prompt_logprobs.pop(request_id, None)
         self.grammars.forget(request_id)
 
+    def trim(self, num_blocks: int) -> None:
+        """Keep no more than `num_blocks` blocks in memory."""
+        if self.storage.num_blocks > num_blocks:
+            self.storage.resize(num_blocks)
+
     def reset(self) -> None:
         """Give up everything that is kept between steps, after a step that failed."""
         self.storage.clear()
@@ -243,9 +252,19 @@ class ModelRunner:
         self._prompt_logprobs.clear()
         mx.clear_cache()
 
-    def memory_usage(self) -> dict[str, int]:
-        """Bytes that MLX holds now, and the most it ever held."""
-        return {"active": mx.get_active_memory(), "peak": mx.get_peak_memory()}
+    def memory_status(self, spec: CacheSpec) -> dict[str, Any]:
+        """What is kept between steps, and what MLX holds now and held at most; bytes."""
+        storage, states = self.storage, self.forward.states
+        return {
+            "kv": storage.nbytes,
+            "kinds": [asdict(kind) for kind in layer_kinds(spec)],
+            "window_places": {str(w): b.num_places for w, b in storage.windows.items()},
+            "states": states.nbytes,
+            "state_per_request": spec.state_bytes,
+            "buffers": self.num_buffers,
+            "active": mx.get_active_memory(),
+            "peak": mx.get_peak_memory(),
+        }
 
     @property
     def num_buffers(self) -> int:
