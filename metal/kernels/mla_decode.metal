@@ -1,8 +1,9 @@
-// Absorbed MLA decode: all query heads share one latent row per token (keys: DK columns, values: its first DV).
+// Absorbed MLA decode: all query heads share one row per token. A key is DV latent columns, then DK - DV rotated ones,
+// each from a pool of its own, as mlx-lm caches them; the values are the latent columns.
 // Heads are the rows of 8x8 matrices. A threadgroup owns (sequence, HB heads, partition of the context); NSL simdgroups
 // share 8 heads: each multiplies 1 / NSL of the key columns, adds up through threadgroup memory, and owns 1 / NSL of the
 // value columns.
-// inputs: q latent block_tables context_lens dims scalars
+// inputs: q latent rotated block_tables context_lens dims scalars
 // outputs: out ml
 // header: unroll fragments
 // template: T TO DK DV BS HB NSL TK PART
@@ -50,9 +51,14 @@ for (int t0 = first; t0 < last; t0 += TK) {
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (int i = thread_id * 4; i < TK * DK; i += THREADS * 4) {
     const int t = t0 + i / DK;
-    const size_t at = t < last ? (size_t(block_tables[table + t / BS]) * BS + t % BS) * DK + i % DK : 0;
+    const int d = i % DK;  // DV is a multiple of 4: four neighbours lie in one pool
+    const size_t row = t < last ? size_t(block_tables[table + t / BS]) * BS + t % BS : 0;
     UNROLL for (int j = 0; j < 4; j++) {
-      tile[i / DK * LD + i % DK + j] = static_cast<T>(t < last ? float(latent[at + j]) : 0.0f);
+      float x = 0.0f;
+      if (t < last) {
+        x = d < DV ? float(latent[row * DV + d + j]) : float(rotated[row * (DK - DV) + (d - DV) + j]);
+      }
+      tile[i / DK * LD + d + j] = static_cast<T>(x);
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -14,7 +14,7 @@ import numpy as np
 
 from mlx_cb.attention.kernels import KernelCall, Launcher
 from mlx_cb.attention.kv_quantize import quantize_rows
-from mlx_cb.attention.mla_decode import mla_calls, mla_decode
+from mlx_cb.attention.mla_decode import LatentPool, mla_calls, mla_decode
 from mlx_cb.attention.oracle import Mask, attend, dequantize, unpack
 from mlx_cb.attention.paged import AttentionShape, KVPool, PagedContext, QuantizedRows
 from mlx_cb.attention.paged_decode import decode_calls, paged_decode
@@ -273,8 +273,8 @@ class MlaCase:
         store = _PagedStore(
             AttentionCase(
                 dtype=self.dtype,
-                dim=self.dim,
-                value_dim=8,
+                dim=self.value_dim,
+                value_dim=self.dim - self.value_dim,
                 block_size=self.block_size,
                 contexts=self.contexts,
             ),
@@ -286,16 +286,15 @@ class MlaCase:
         mask = Mask(self.dim**-0.5)
         expected = np.concatenate(
             [
-                attend(queries[i : i + 1], keys, keys[..., : self.value_dim], mask)
-                for i, (keys, _) in enumerate(store.tokens)
+                attend(queries[i : i + 1], np.concatenate(token, -1), token[0], mask)
+                for i, token in enumerate(store.tokens)
             ]
         )
         arguments = (
             mx.array(queries).astype(self.dtype),
-            store.pool.keys.squeeze(1),
+            LatentPool(store.pool.keys.squeeze(1), store.pool.values.squeeze(1)),
             store.context,
             mask.scale,
-            self.value_dim,
             self.tuning,
         )
         return Problem(

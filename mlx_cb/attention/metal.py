@@ -9,16 +9,18 @@ warning; the reference backend then serves its rows. Knows nothing about request
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
 
 from mlx_cb.attention.backend import AttentionBackend
-from mlx_cb.attention.kernel_cases import AttentionCase
+from mlx_cb.attention.kernel_cases import AttentionCase, MlaCase
 from mlx_cb.attention.kernels import Launcher
 from mlx_cb.attention.kv_storage import KVLayer
 from mlx_cb.attention.metadata import AttentionMetadata
+from mlx_cb.attention.mla_decode import LatentPool, mla_decode, slices
 from mlx_cb.attention.paged import AttentionShape, KVPool, PagedContext
 from mlx_cb.attention.paged_decode import paged_decode
 from mlx_cb.attention.paged_prefill import PrefillChunks, paged_prefill, plan_prefill
@@ -61,7 +63,11 @@ class _Rows:
 
 
 class MetalBackend(AttentionBackend):
-    """Decode rows through paged_decode, chunks through paged_prefill."""
+    """Decode rows through paged_decode, chunks through paged_prefill.
+
+    Latent layers: decode rows through mla_decode. Chunks stay on the reference path, whose two
+    large matrix products are what MLX's own kernels do best.
+    """
 
     def __init__(
         self, block_size: int, launch: Launcher, tuning: Tuning, name: str = "metal"
@@ -71,7 +77,7 @@ class MetalBackend(AttentionBackend):
         self.switched_off: dict[Variant, str] = {}
         self._launch = launch
         self._tuning = tuning
-        self._proven: set[Variant] = set()
+        self.proven: set[Variant] = set()
         self._parts: list[_Rows] = []
 
     def begin(self, metadata: AttentionMetadata) -> None:
@@ -94,14 +100,36 @@ class MetalBackend(AttentionBackend):
     def attend_latent(
         self, layer: KVLayer, queries: mx.array, rotated: mx.array, scale: float
     ) -> mx.array:
-        """Through the reference path for now; see AttentionBackend."""
+        """Attend decodes, then chunks; see AttentionBackend."""
         outputs = [
-            self._reference(part).attend_latent(
-                layer, queries[part.start : part.stop], rotated[part.start : part.stop], scale
+            self._attend_latent_rows(
+                part, layer, queries[part.start : part.stop], rotated[part.start : part.stop], scale
             )
             for part in self._parts
         ]
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+
+    def _attend_latent_rows(
+        self, part: _Rows, layer: KVLayer, queries: mx.array, rotated: mx.array, scale: float
+    ) -> mx.array:
+        spec, heads = layer.spec, queries.shape[1]
+        variant = Variant(
+            "mla_decode",
+            queries.dtype,
+            spec.dtype,
+            spec.key_dim + spec.value_dim,
+            spec.key_dim,
+            heads,
+            window=False,
+            sinks=False,
+        )
+        is_plain = part.chunks is None and spec.window is None and spec.num_kv_heads == 1
+        if not is_plain or not self._is_usable(variant):
+            return self._reference(part).attend_latent(layer, queries, rotated, scale)
+        joined = mx.concatenate([queries * scale, rotated.astype(queries.dtype)], axis=-1)
+        pool = LatentPool(layer.keys.squeeze(1), layer.values.squeeze(1))
+        out = mla_decode(joined[:, :, 0], pool, part.context, 1.0, self._tuning, self._launch)
+        return out[:, :, None]
 
     def _attend_rows(
         self, part: _Rows, layer: KVLayer, queries: mx.array, scale: float, sinks: mx.array | None
@@ -139,12 +167,12 @@ class MetalBackend(AttentionBackend):
         return part.reference
 
     def _is_usable(self, variant: Variant) -> bool:
-        if variant in self._proven:
+        if variant in self.proven:
             return True
         if variant not in self.switched_off:
             reason = self._fault(variant)
             if reason is None:
-                self._proven.add(variant)
+                self.proven.add(variant)
                 return True
             self.switched_off[variant] = reason
             _log.warning(
@@ -163,6 +191,11 @@ class MetalBackend(AttentionBackend):
             or plan_prefill(dims, variant.dtype.size, self._tuning) is None
         ):
             return f"no tile for head dim {dims} of {variant.dtype}"
+        if variant.kernel == "mla_decode":
+            if slices(*dims) is None:
+                return f"no tile for keys of {dims[0]} and latents of {dims[1]} columns"
+            if variant.dtype != variant.kv_dtype:
+                return f"queries of {variant.dtype} over latents of {variant.kv_dtype}"
         for case in proof_cases(variant, self.block_size, self._tuning):
             problem = case.build()
             try:
@@ -198,9 +231,22 @@ def _rows(kernel: str, metadata: AttentionMetadata, first: int, last: int) -> _R
     return _Rows(kernel, start, stop, context, chunks, part)
 
 
-def proof_cases(variant: Variant, block_size: int, tuning: Tuning) -> list[AttentionCase]:
-    """Small problems that compile exactly the variant's texts (both splits of paged_decode)."""
+def proof_cases(
+    variant: Variant, block_size: int, tuning: Tuning
+) -> Sequence[AttentionCase | MlaCase]:
+    """Small problems that compile exactly the variant's texts (both splits of a decode)."""
     size = block_size
+    if variant.kernel == "mla_decode":
+        latent = MlaCase(
+            dtype=variant.dtype,
+            heads=variant.group,
+            dim=variant.dim,
+            value_dim=variant.value_dim,
+            block_size=size,
+            contexts=(1, size - 1, 2 * size + 1),
+            tuning=tuning,
+        )
+        return [latent, replace(latent, contexts=(1, tuning.partition + 2 * size))]
     case = AttentionCase(
         dtype=variant.dtype,
         kv="same" if variant.kv_dtype == variant.dtype else str(variant.kv_dtype).split(".")[-1],

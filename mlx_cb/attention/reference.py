@@ -22,6 +22,9 @@ LOG2E = math.log2(math.e)
 MASKED = -1e30  # finite, so that a row of masked scores gives no NaN
 #: Padding, in tokens over all rows of a group, that costs as much as one more group per layer.
 MAX_PADDING = 512
+#: Scores that a chunk holds at once, in numbers: a long context under many heads would else take
+#: gigabytes (latent attention has up to 128 heads over one key).
+MAX_SCORES = 2**26
 
 
 @dataclass(slots=True)
@@ -43,6 +46,21 @@ class _Chunk:
     block_table: mx.array  # (1, blocks) int32
     positions: mx.array  # (rows, 1, 1) int32
 
+    def cut(self, max_rows: int) -> list[_Chunk]:
+        """Itself in pieces of at most `max_rows` rows, or of one."""
+        rows, step = self.stop - self.start, max(1, max_rows)
+        if rows <= step:
+            return [self]
+        return [
+            _Chunk(
+                self.start + first,
+                self.start + min(first + step, rows),
+                self.block_table,
+                self.positions[first : first + step],
+            )
+            for first in range(0, rows, step)
+        ]
+
 
 class ReferenceBackend(AttentionBackend):
     """Gather, two matrix products and a softmax between them, the softmax in float32."""
@@ -53,7 +71,7 @@ class ReferenceBackend(AttentionBackend):
         self.block_size = block_size
         self._groups: list[_DecodeGroup] = []
         self._chunks: list[_Chunk] = []
-        self._masks: dict[tuple[int, int | None], mx.array] = {}
+        self._masks: dict[tuple[int, int, int | None], mx.array] = {}
 
     def begin(self, metadata: AttentionMetadata) -> None:
         """Prepare the index arrays that all layers share; see AttentionBackend."""
@@ -112,14 +130,28 @@ class ReferenceBackend(AttentionBackend):
     def _attend_chunk(
         self, layer: KVLayer | LatentLayer, queries: mx.array, chunk: _Chunk, sinks: mx.array | None
     ) -> mx.array:
-        heads, rows = layer.spec.num_kv_heads, chunk.stop - chunk.start
-        q = queries[chunk.start : chunk.stop].reshape(rows, heads, -1, layer.spec.key_dim)
+        keys, values = (array[0] for array in layer.gather(chunk.block_table))
+        window = layer.spec.window
+        pieces = chunk.cut(MAX_SCORES // (queries.shape[1] * keys.shape[1]))
+        parts = [self._attend_piece(queries, keys, values, p, window, sinks) for p in pieces]
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+    def _attend_piece(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        piece: _Chunk,
+        window: int | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        heads, rows = keys.shape[0], piece.stop - piece.start
+        q = queries[piece.start : piece.stop].reshape(rows, heads, -1, keys.shape[-1])
         group_size = q.shape[2]
         q = q.swapaxes(0, 1).reshape(heads, rows * group_size, -1)
-        keys, values = (array[0] for array in layer.gather(chunk.block_table))
         scores = (q @ keys.swapaxes(-1, -2)).astype(mx.float32)  # (Hkv, rows * G, context)
         scores = scores.reshape(heads, rows, group_size, -1)
-        mask = self._mask(chunk.start, chunk.positions, scores.shape[-1], layer.spec.window)
+        mask = self._mask(piece.start, piece.positions, scores.shape[-1], window)
         if sinks is not None:
             sinks = sinks[:, None]
         weights, total = _exponentials(scores + mask, sinks)
@@ -129,7 +161,7 @@ class ReferenceBackend(AttentionBackend):
 
     def _mask(self, start: int, positions: mx.array, num_keys: int, window: int | None) -> mx.array:
         """What to add to the scores of the rows from `start` on, made once per step and window."""
-        key = (start, window)
+        key = (start, positions.shape[0], window)
         if key not in self._masks:
             context = mx.arange(num_keys)
             visible = context <= positions

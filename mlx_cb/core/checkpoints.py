@@ -5,7 +5,16 @@ prefix. Knows neither arrays nor layers; a state is whatever the runner saves.
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class BorderState:
+    """What recurrent layers remember after a text's first `num_tokens` tokens, whole blocks."""
+
+    num_tokens: int
+    state: Any
 
 
 class Checkpoints:
@@ -14,6 +23,7 @@ class Checkpoints:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._states: OrderedDict[bytes, Any] = OrderedDict()
+        self._loaded: set[bytes] = set()
 
     def __len__(self) -> int:
         return len(self._states)
@@ -27,15 +37,24 @@ class Checkpoints:
             return
         if content_hash not in self._states:
             if len(self._states) >= self.capacity:
-                self._states.popitem(last=False)
+                oldest, _ = self._states.popitem(last=False)
+                self._loaded.discard(oldest)
             self._states[content_hash] = state
         self._states.move_to_end(content_hash)
+
+    def replace(self, previous: bytes | None, content_hash: bytes, state: Any) -> None:
+        """Keep a state instead of an earlier one of the same text, unless that one was used."""
+        if previous is not None and previous not in self._loaded:
+            self._states.pop(previous, None)
+        self.save(content_hash, state)
 
     def load(self, content_hash: bytes) -> Any:
         """The state that was saved. Raises KeyError when it is not here (any more)."""
         self._states.move_to_end(content_hash)
+        self._loaded.add(content_hash)
         return self._states[content_hash]
 
     def clear(self) -> None:
         """Forget all states."""
         self._states.clear()
+        self._loaded.clear()

@@ -116,6 +116,7 @@ class KVCacheManager:
         request.num_hashed_blocks = 0
         request.num_computed_tokens = 0
         request.resume_state = None
+        request.border_state = None
 
     def remember(self, request: Request, num_tokens: int) -> None:
         """Make the full blocks among the first `num_tokens` (written, and known) findable."""
@@ -126,6 +127,22 @@ class KVCacheManager:
         for index in range(request.num_hashed_blocks, num_full):
             self.pool.remember(request.block_table[index], hashes[index])
         request.num_hashed_blocks = num_full
+        self._keep_border(request, num_full)
+
+    def _keep_border(self, request: Request, num_full: int) -> None:
+        """Keep the state at the newest border, so that the next turn goes on from the answer.
+
+        Each request keeps one of these; where its prompt ends another one stays.
+        """
+        border = request.border_state
+        if self.checkpoints is None or border is None:
+            return
+        if border.num_tokens == num_full * self.block_size:
+            content_hash = request.block_hashes[num_full - 1]
+            request.border_state = None
+            if content_hash not in self.checkpoints:
+                self.checkpoints.replace(request.border_hash, content_hash, border.state)
+                request.border_hash = content_hash
 
     def _find_prefix(self, request: Request) -> list[int]:
         """Blocks of the longest known prefix that a request can go on from."""

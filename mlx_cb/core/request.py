@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from mlx_cb.core.checkpoints import BorderState
 from mlx_cb.core.outputs import FinishReason
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.standing import EQUAL, Standing
@@ -37,6 +38,8 @@ class Request:
         cache_salt: keeps one user's prefixes apart from another's.
         resume_state: what recurrent layers remember of the prefix that was found, for the runner.
         checkpoint_tokens: block borders at which such a state is worth saving, ascending.
+        border_state: that of the newest block border the text has passed, from the runner.
+        border_hash: the content at the border whose state was kept last.
     """
 
     request_id: str
@@ -59,6 +62,8 @@ class Request:
     num_hashed_blocks: int = 0
     resume_state: Any = None
     checkpoint_tokens: tuple[int, ...] = ()
+    border_state: BorderState | None = None
+    border_hash: bytes | None = None
     stop_token_ids: frozenset[int] = field(init=False)
     is_plain_greedy: bool = field(init=False)
     finish_reason: FinishReason | None = None

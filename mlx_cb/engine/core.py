@@ -24,13 +24,16 @@ from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
 from mlx_cb.engine.interface import ModelInfo
 from mlx_cb.errors import ContextLengthExceeded, InvalidRequest
-from mlx_cb.model.cache_spec import layer_kinds
+from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
 from mlx_cb.model.loader import LoadedModel, load
 from mlx_cb.model.memory_plan import Limits, plan_memory
 from mlx_cb.model.probe import probe
+from mlx_cb.model.proof import prove
+from mlx_cb.model.resolve import cache_dir
 from mlx_cb.model.runner import LaunchedStep, ModelRunner, RunnerSettings
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.standing import EQUAL, Standing
+from mlx_cb.text.tokenizer import tokenizer_file
 
 KV_MEMORY_SHARE = 0.4  # of what is available after loading, for `--kv-memory auto`
 
@@ -53,8 +56,10 @@ class EngineCore:
         config: EngineConfig,
         loaded: LoadedModel,
         *,
+        cache_spec: CacheSpec | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`cache_spec` is a layout that was proven; without one the model is only tried."""
         self.config = config
         self.loaded = loaded
         self.counters = Counters()
@@ -63,12 +68,13 @@ class EngineCore:
         self._clock = clock
         self._in_flight: LaunchedStep | None = None
         self._pending_outputs: list[RequestOutput] = []
-        self.cache_spec = probe(loaded.model, loaded.architecture)
+        self.cache_spec = cache_spec or probe(loaded.model, loaded.architecture)
         block_size = config.cache.block_size
         limits = Limits(block_size, config.scheduler.max_num_seqs, loaded.max_model_len)
         plan = plan_memory(request_memory(config), self.cache_spec, limits)
         pool = BlockPool(plan.num_blocks)
-        checkpoints = Checkpoints(plan.num_checkpoints) if self.cache_spec.is_recurrent else None
+        num_checkpoints = plan.num_checkpoints if config.cache.prefix_cache else 0
+        checkpoints = Checkpoints(num_checkpoints) if self.cache_spec.is_recurrent else None
         kv_cache = KVCacheManager(
             pool,
             block_size,
@@ -78,7 +84,12 @@ class EngineCore:
         )
         scheduling = replace(config.scheduler, max_num_seqs=plan.max_num_seqs)
         self.scheduler = Scheduler(scheduling, kv_cache, clock=clock)
-        settings = RunnerSettings(block_size, pool.capacity, config.attention)
+        settings = RunnerSettings(
+            block_size,
+            pool.capacity,
+            config.attention,
+            lambda: tokenizer_file(loaded.path, cache_dir()),
+        )
         self.runner = ModelRunner(loaded, self.cache_spec, settings=settings)
         pipelined = config.scheduler.pipelined
         self._pipelined = self.runner.runs_beside_host if pipelined is None else pipelined
@@ -90,7 +101,9 @@ class EngineCore:
     @classmethod
     def load(cls, config: EngineConfig) -> EngineCore:
         """Load the configured model. Raises ModelNotFound, UnsupportedModel or OutOfMemory."""
-        core = cls(config, load(config.model))
+        loaded = load(config.model)
+        spec = prove(loaded.model, loaded.architecture, loaded.dtype)
+        core = cls(config, loaded, cache_spec=spec)
         if core.runner.backend.name != "reference":
             core.warm_up()
         return core

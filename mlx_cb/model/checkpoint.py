@@ -107,9 +107,11 @@ def max_model_len(config: dict[str, Any], wanted: int | None) -> int:
     named = [config[name] for name in _CONTEXT_NAMES if config.get(name)]
     limit = int(named[0]) if named else DEFAULT_MAX_MODEL_LEN
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
-    if original and factor:
-        limit = max(limit, int(original * factor))
+    # Some name a scaling per kind of layer.
+    for kind in (scaling, *(inner for inner in scaling.values() if isinstance(inner, dict))):
+        original, factor = kind.get("original_max_position_embeddings"), kind.get("factor")
+        if original and factor:
+            limit = max(limit, int(original * factor))
     return min(limit, wanted or limit)
 
 

@@ -8,6 +8,7 @@ operation; rows without a grammar pay nothing.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +21,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
 from mlx_cb.core.request import Request
-from mlx_cb.errors import InvalidRequest
+from mlx_cb.errors import InvalidRequest, UnsupportedModel
 
 BANNED = -1e30
 
@@ -38,21 +39,24 @@ class _Progress:
 class Grammars:
     """Matchers of all constrained requests of one model."""
 
-    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
-        """`folder` holds the model's tokenizer.json; it is read when the first grammar comes."""
-        self._folder = folder
+    def __init__(
+        self, tokenizer_file: Callable[[], Path], vocab_size: int, eos_token_ids: frozenset[int]
+    ) -> None:
+        """`tokenizer_file` finds the tokenizer.json; asked for when the first grammar comes."""
+        self._tokenizer_file = tokenizer_file
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._progress: dict[str, _Progress] = {}
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
-        file = self._folder / "tokenizer.json"
-        if not file.is_file():
+        try:
+            file = self._tokenizer_file()
+        except UnsupportedModel as error:
             raise InvalidRequest(
-                "structured output needs a tokenizer.json, which this model has not",
+                f"structured output needs a tokenizer, and this model has none: {error}",
                 param="response_format",
-            )
+            ) from error
         return LLTokenizer(
             str(file), n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None
         )

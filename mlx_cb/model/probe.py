@@ -1,14 +1,16 @@
 """Finds the layout of a model: tries each on a tiny plan, the fastest first.
 
 A trial builds the graph of a forward and computes nothing, so that it costs no time on any model.
-It catches what cannot run; the families whose files would run and be wrong are named in a table.
+It catches what cannot run. What would run and be wrong is found by `proof`, which computes, and
+named in a table here where it is known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_cb.attention.backend import AttentionBackend
@@ -29,7 +31,7 @@ from mlx_cb.sampling_params import SamplingParams
 
 MakeBackend = Callable[[int], AttentionBackend]
 
-_BLOCK_SIZE = 8
+TRIAL_BLOCK_SIZE = 8
 
 #: Families whose own file is wrong, by any layout.
 REFUSED = {
@@ -65,6 +67,16 @@ def probe(
 
     Raises UnsupportedModel with the family's name and the reason.
     """
+    return next(layouts(model, architecture, make_backend))
+
+
+def layouts(
+    model: nn.Module, architecture: str, make_backend: MakeBackend = ReferenceBackend
+) -> Iterator[CacheSpec]:
+    """Every layout that the model runs in, the fastest first; at least one.
+
+    Raises UnsupportedModel with the family's name and the reason.
+    """
     if architecture in REFUSED:
         raise UnsupportedModel(f"{architecture} is not served: {REFUSED[architecture]}")
     try:
@@ -73,15 +85,25 @@ def probe(
     except UnsupportedModel:
         raise
     except Exception as error:
-        raise UnsupportedModel(f"{architecture} does not run here: {error}") from error
+        raise UnsupportedModel(f"{architecture} does not run here: {_reason(error)}") from error
     can_bind = bind(model) > 0
-    reasons = []
+    reasons, can_run = [], False
     for spec in _candidates(read, architecture, can_bind):
         try:
-            return _trial(model, spec, make_backend(_BLOCK_SIZE))
+            found = _trial(model, spec, make_backend(TRIAL_BLOCK_SIZE))
         except Exception as error:
             reasons.append(f"{spec.layout.value}: {error}")
-    raise UnsupportedModel(f"{architecture} is not served: {'; '.join(reasons)}")
+        else:
+            can_run = True
+            yield found
+    if not can_run:
+        raise UnsupportedModel(f"{architecture} is not served: {'; '.join(reasons)}")
+
+
+def _reason(error: Exception) -> str:
+    if "No Metal back-end" in str(error):
+        return "mlx-lm's file has Metal kernels of its own, and there is no Metal GPU"
+    return str(error)
 
 
 def _candidates(read: CacheSpec, architecture: str, can_bind: bool) -> Iterator[CacheSpec]:
@@ -100,24 +122,56 @@ def _candidates(read: CacheSpec, architecture: str, can_bind: bool) -> Iterator[
 
 def _trial(model: nn.Module, spec: CacheSpec, backend: AttentionBackend) -> CacheSpec:
     """Build the graph of three steps. Returns the spec as it turned out; raises if it cannot be."""
-    storage = KVStorage(list(spec.layers), _BLOCK_SIZE)
-    storage.resize(4)
-    forward = make_forward(model, spec, storage, backend)
-    places = WindowPlaces(storage)
-    requests = [
-        Request(name, [0] * 9, SamplingParams(max_tokens=1), 1, frozenset(), 0) for name in "ab"
-    ]
+    run = TrialRun(model, spec, backend)
     width = None
-    for plan in _plans(requests):
-        places.prepare(plan)
-        batch = ForwardBatch.build(plan, _BLOCK_SIZE, None)
-        logits = forward.run(batch)
-        if logits.ndim != 2 or logits.shape[0] != max(1, batch.attention.logit_rows.size):
+    for step in run.steps(([0] * 9, [0] * 9)):
+        logits = step.logits
+        if logits.ndim != 2 or logits.shape[0] != max(1, len(step.seen)):
             raise UnsupportedModel(f"its logits have the shape {logits.shape}")
         if width not in (None, logits.shape[1]):
             raise UnsupportedModel("the width of its logits changes")
         width = logits.shape[1]
-    return replace(spec, late_logits=forward.has_late_logits)
+    return replace(spec, late_logits=run.forward.has_late_logits)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStep:
+    """Lazy logits (R, vocabulary) of a step.
+
+    `seen` says what each row follows: the index of its text, and how many of its tokens.
+    """
+
+    logits: mx.array
+    seen: list[tuple[int, int]]
+
+
+class TrialRun:
+    """A model in one layout over a few blocks, run by a short made-up plan."""
+
+    def __init__(self, model: nn.Module, spec: CacheSpec, backend: AttentionBackend) -> None:
+        self._storage = KVStorage(list(spec.layers), TRIAL_BLOCK_SIZE)
+        self._storage.resize(4)
+        self.forward = make_forward(model, spec, self._storage, backend)
+
+    def steps(self, texts: tuple[list[int], list[int]]) -> Iterator[TrialStep]:
+        """Two texts of at least 8 tokens, of which the first 7 and 8 are run."""
+        places = WindowPlaces(self._storage)
+        requests = [
+            Request(name, text, SamplingParams(max_tokens=1), 1, frozenset(), 0)
+            for name, text in zip("ab", texts, strict=True)
+        ]
+        for plan in _plans(requests):
+            places.prepare(plan)
+            batch = ForwardBatch.build(plan, TRIAL_BLOCK_SIZE, None)
+            seen = [
+                (requests.index(request), request.num_computed_tokens) for request in plan.decodes
+            ]
+            seen += [
+                (requests.index(chunk.request), chunk.start + chunk.num_tokens)
+                for chunk in plan.prefills
+                if chunk.samples
+            ]
+            yield TrialStep(self.forward.run(batch), seen)
 
 
 def _plans(requests: list[Request]) -> Iterator[SchedulerOutput]:

@@ -8,14 +8,14 @@ still read it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
-from mlx_cb.core.checkpoints import Checkpoints
+from mlx_cb.core.checkpoints import BorderState, Checkpoints
 from mlx_cb.core.request import Request, RequestStatus
 from mlx_cb.errors import UnsupportedModel
 
@@ -34,9 +34,8 @@ class _Stack:
 
 @dataclass(slots=True)
 class _Row:
-    """One request's state: what it was computed from, and where it is."""
+    """One request's state: how much text it follows, and where it is."""
 
-    request: Request
     num_tokens: int
     stack: _Stack
     index: int
@@ -52,6 +51,8 @@ class RecurrentStates:
         self._sizes = list(sizes)
         self.checkpoints: Checkpoints | None = None
         self._rows: dict[str, _Row] = {}
+        self._requests: dict[str, Request] = {}
+        self._borders: list[_Row] = []
 
     def fresh(self) -> list[Any]:
         """Caches for a request that begins: mlx-lm's own, empty."""
@@ -83,14 +84,36 @@ class RecurrentStates:
         if self.checkpoints is not None:
             self.checkpoints.save(content_hash, self._rows[request.request_id])
 
+    def note_border(self, request: Request) -> None:
+        """Leave the state at a block border with the request, for its next turn.
+
+        Copied out of the batch's stack, which would else live for as long as one of its rows.
+        """
+        if self.checkpoints is None or not self.checkpoints.capacity:
+            return
+        row = self._rows[request.request_id]
+        if row.stack.num_rows > 1:
+            index = mx.array([row.index])
+            states: LayerStates = [
+                [None if array is None else array[index] for array in layer]
+                for layer in row.stack.states
+            ]
+            row = _Row(row.num_tokens, _Stack(states, 1, row.stack.shapes), 0)
+            self._borders.append(row)
+        request.border_state = BorderState(row.num_tokens, row)
+
     def shapes(self, request: Request) -> tuple[Any, ...]:
         """What has to be equal for requests to be stacked."""
         return self._rows[request.request_id].stack.shapes
 
     def save(
-        self, requests: Sequence[Request], num_tokens: Sequence[int], caches: Sequence[Any]
+        self,
+        requests: Sequence[Request],
+        num_tokens: Sequence[int],
+        caches: Sequence[Any],
+        padding: int = 0,
     ) -> None:
-        """Keep what a forward left in the caches, one row per request.
+        """Keep what a forward left in the caches, one row per request behind `padding` others.
 
         Raises UnsupportedModel when a layer does not keep its requests along the first axis.
         """
@@ -99,41 +122,53 @@ class RecurrentStates:
             None if array is None else array.shape[1:] for layer in states for array in layer
         )
         for array in (array for layer in states for array in layer if array is not None):
-            if array.shape[0] != len(requests):
+            if array.shape[0] != padding + len(requests):
                 raise UnsupportedModel(
-                    f"a layer's state of {len(requests)} requests has the shape {array.shape}"
+                    f"a layer's state of {padding + len(requests)} requests has the shape "
+                    f"{array.shape}"
                 )
-        stack = _Stack(states, len(requests), shapes)
-        for index, (request, count) in enumerate(zip(requests, num_tokens, strict=True)):
-            self._rows[request.request_id] = _Row(request, count, stack, index)
+        stack = _Stack(states, padding + len(requests), shapes)
+        for index, (request, count) in enumerate(
+            zip(requests, num_tokens, strict=True), start=padding
+        ):
+            self._rows[request.request_id] = _Row(count, stack, index)
+            self._requests[request.request_id] = request
+            request.resume_state = None  # the checkpoint lives on its own
 
     def sweep(self) -> None:
         """Drop the states of requests that are not running any more."""
-        for row in list(self._rows.values()):
-            if row.request.status is not RequestStatus.RUNNING:
-                del self._rows[row.request.request_id]
+        self._borders.clear()
+        for request in list(self._requests.values()):
+            if request.status is not RequestStatus.RUNNING:
+                del self._rows[request.request_id], self._requests[request.request_id]
 
     def arrays(self) -> list[mx.array]:
-        """Every state that is kept."""
-        stacks = {id(row.stack): row.stack for row in self._rows.values()}
-        return [
-            array
-            for stack in stacks.values()
-            for layer in stack.states
-            for array in layer
-            if array is not None
-        ]
+        """Every state of a step, to be evaluated with it."""
+        return _arrays([*self._rows.values(), *self._borders])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of every state that is kept."""
-        return sum(array.nbytes for array in self.arrays())
+        """Bytes of the running requests' states; saved ones are counted as checkpoints."""
+        return sum(array.nbytes for array in _arrays(self._rows.values()))
 
     def clear(self) -> None:
         """Forget all states, checkpoints too."""
         self._rows.clear()
+        self._requests.clear()
+        self._borders.clear()
         if self.checkpoints is not None:
             self.checkpoints.clear()
+
+
+def _arrays(rows: Iterable[_Row]) -> list[mx.array]:
+    stacks = {id(row.stack): row.stack for row in rows}
+    return [
+        array
+        for stack in stacks.values()
+        for layer in stack.states
+        for array in layer
+        if array is not None
+    ]
 
 
 def _stacked(rows: list[_Row], layer: int, entry: int) -> mx.array | None:

@@ -7,7 +7,9 @@ for it and collected later, so that the next one can be planned and launched in 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -66,11 +68,19 @@ class LaunchedStep:
 
 @dataclass(frozen=True, slots=True)
 class RunnerSettings:
-    """Tokens per block, most blocks there may be, and the name of the attention backend."""
+    """What a runner is told beside the model.
+
+    Attributes:
+        block_size: tokens per block.
+        max_blocks: most blocks there may be.
+        attention: name of the attention backend.
+        tokenizer_file: finds the model's tokenizer.json, for grammars; may raise UnsupportedModel.
+    """
 
     block_size: int
     max_blocks: int
     attention: str
+    tokenizer_file: Callable[[], Path]
 
 
 class ModelRunner:
@@ -91,7 +101,7 @@ class ModelRunner:
             tuning = load_tuning(gpu_architecture())
             bind_small_matmul(model, tuning.qmm_max_rows, launch_metal)
         self.grammars = Grammars(
-            loaded.path, int(loaded.config["vocab_size"]), loaded.eos_token_ids
+            settings.tokenizer_file, int(loaded.config["vocab_size"]), loaded.eos_token_ids
         )
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self._last_ready = 0.0

@@ -6,6 +6,8 @@ nothing about chat messages (see `chat_template`), streams (see `detokenizer`) o
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,6 +18,8 @@ import msgspec
 import tokenizers
 
 from mlx_cb.errors import UnsupportedModel
+from mlx_cb.text.older_files import convert_older_files
+from mlx_cb.text.tiktoken_file import find_vocabulary, tokenizer_json
 from mlx_cb.text.token_bytes import DecoderKind, TokenBytes
 
 # A Unicode noncharacter put inside a spelled control token, so that it is not matched as one.
@@ -49,7 +53,7 @@ class Tokenizer:
             raise UnsupportedModel(f"tokenizer.json cannot be read: {error}") from error
         self.backend.no_truncation()
         self.backend.no_padding()
-        self._content = content
+        self.content = content
         self.config = config or {}
         self.added_tokens = {token.id: token for token in parsed.added_tokens}
         self.special_ids = frozenset(t.id for t in parsed.added_tokens if t.special)
@@ -65,7 +69,10 @@ class Tokenizer:
                 config.update(msgspec.json.decode((folder / name).read_bytes(), type=dict))
         if (folder / "tokenizer.json").is_file():
             return cls((folder / "tokenizer.json").read_bytes(), config)
-        return cls(_convert_with_transformers(folder), config)
+        vocabulary = find_vocabulary(folder)
+        if vocabulary is not None:
+            return cls(tokenizer_json(vocabulary, config), config)
+        return cls(convert_older_files(folder), config)
 
     def token_name(self, key: str) -> str | None:
         """Text of a named special token such as `bos_token`, None if the checkpoint has none."""
@@ -113,22 +120,26 @@ class Tokenizer:
 
     @cached_property
     def _without_added_tokens(self) -> tokenizers.Tokenizer:
-        parts = msgspec.json.decode(self._content, type=dict[str, msgspec.Raw])
+        parts = msgspec.json.decode(self.content, type=dict[str, msgspec.Raw])
         parts["added_tokens"] = msgspec.Raw(b"[]")
         parts["post_processor"] = msgspec.Raw(b"null")
         return tokenizers.Tokenizer.from_buffer(msgspec.json.encode(parts))
 
 
-def _convert_with_transformers(folder: Path) -> bytes:
-    """A tokenizer.json for a folder that has only the older files; needs a second of imports."""
-    from transformers import AutoTokenizer
+def tokenizer_file(folder: Path, cache_dir: Path) -> Path:
+    """A tokenizer.json of a model folder; one that was converted is kept in the cache.
 
-    try:
-        loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        backend = loaded.backend_tokenizer
-    except (OSError, ValueError, AttributeError, ImportError, KeyError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise UnsupportedModel(
-            f"{folder} has no tokenizer.json and its tokenizer cannot be converted: {reason}"
-        ) from error
-    return backend.to_str().encode()
+    Raises UnsupportedModel when the folder has no tokenizer that can be read.
+    """
+    own = folder / "tokenizer.json"
+    if own.is_file():
+        return own
+    content = Tokenizer.load(folder).content
+    digest = hashlib.blake2b(content, digest_size=6).hexdigest()
+    kept = cache_dir / "tokenizers" / f"{digest}.json"
+    if not kept.is_file():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        partial = kept.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(content)
+        partial.rename(kept)
+    return kept

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import pytest
 
 from mlx_cb.errors import UnsupportedModel
 from mlx_cb.model.probe import probe
+from mlx_cb.model.proof import prove
 from tests.families.build import build
 from tests.families.configs import FAMILIES
 from tests.families.scenario import check_parity
-from tests.families.table import REFUSED, recorded_rows, row_of
+from tests.families.table import REFUSED, recorded_rows, refused_row, row_of
 
 #: What people run most; the others are slow together and go to `make test-all`.
 POPULAR = (
@@ -30,7 +32,9 @@ OTHERS = sorted(FAMILIES.keys() - set(POPULAR) - REFUSED)
 
 
 def check(family: str) -> None:
-    core = check_parity(build(family), family)
+    model = build(family)
+    core = check_parity(model, family)
+    assert prove(model, family, mx.float32).layout is core.cache_spec.layout
     assert recorded_rows()[family] == row_of(family, core.cache_spec), (
         "README's table is out of date: run scripts/supported_models.py"
     )
@@ -52,4 +56,4 @@ def test_refused_family(family: str) -> None:
     with pytest.raises(UnsupportedModel) as caught:
         probe(build(family), family)
     assert family in caught.value.message
-    assert recorded_rows()[family].startswith(f"| {family} | – | refused:")
+    assert recorded_rows()[family] == refused_row(family)

@@ -7,15 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlx_lm.models.cache import ArraysCache
 
 from mlx_cb.core.checkpoints import Checkpoints
 from mlx_cb.core.outputs import FinishReason
+from mlx_cb.core.request import Request, RequestStatus
 from mlx_cb.engine.core import EngineCore
 from mlx_cb.model.cache_spec import Layout
+from mlx_cb.model.layouts.grouped import GroupedForward
+from mlx_cb.model.recurrent import RecurrentStates
+from mlx_cb.sampling_params import SamplingParams
 from tests import tiny
 from tests.families.build import build
 from tests.families.scenario import BLOCK_SIZE, engine
@@ -34,20 +40,111 @@ def solo(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
 
 
 @pytest.mark.parametrize("family", [HYBRID, "mamba2", "falcon_h1", "longcat_flash_ngram"])
-def test_a_conversation_goes_on_from_its_last_turn(family: str) -> None:
-    core = engine(model(family), family, num_blocks=64, max_num_batched_tokens=13)
-    prompt = list(range(40))
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_a_conversation_goes_on_from_its_last_answer(family: str, pipelined: bool) -> None:
+    core = engine(
+        model(family), family, num_blocks=64, max_num_batched_tokens=13, pipelined=pipelined
+    )
+    prompt, computed = list(range(40)), 0
     collected = tiny.Collected()
-    for turn in range(3):
-        known = len(prompt)
-        core.add(f"t{turn}", prompt, tiny.greedy(6))
+    for turn, length in enumerate((20, 2, 9)):
+        core.add(f"t{turn}", prompt, tiny.greedy(length))
         tiny.run(core, collected)
         got = collected.token_ids[f"t{turn}"]
-        tiny.same_tokens(model(family), prompt, got, tiny.solo(model(family), prompt, 6))
+        tiny.same_tokens(model(family), prompt, got, tiny.solo(model(family), prompt, length))
         cached = collected.outputs[f"t{turn}"][-1].num_cached_tokens
-        before = 0 if turn == 0 else (known - 9 - 1) // BLOCK_SIZE * BLOCK_SIZE
-        assert cached == before
+        assert cached == computed // BLOCK_SIZE * BLOCK_SIZE
+        computed = len(prompt) + length - 1  # nobody has computed the last token
         prompt = [*prompt, *got, 1, 2, turn]
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_conversations_that_share_steps_go_on_from_their_answers(pipelined: bool) -> None:
+    """Their states lie in one stack, so a border's state is copied out of it."""
+    core = engine(model(), HYBRID, num_blocks=200, pipelined=pipelined)
+    prompts = {name: [ord(name)] * (9 + 3 * index) for index, name in enumerate("abcd")}
+    collected = tiny.Collected()
+    for turn in range(3):
+        known = {name: len(prompt) for name, prompt in prompts.items()}
+        for name, prompt in prompts.items():
+            core.add(f"{name}{turn}", prompt, tiny.greedy(12))
+        tiny.run(core, collected)
+        for name, prompt in prompts.items():
+            got = collected.token_ids[f"{name}{turn}"]
+            tiny.same_tokens(model(), prompt, got, solo(tuple(prompt), 12))
+            cached = collected.outputs[f"{name}{turn}"][-1].num_cached_tokens
+            assert cached == (0 if turn == 0 else (known[name] - 2) // BLOCK_SIZE * BLOCK_SIZE)
+            prompts[name] = [*prompt, *got, turn]
+    # One where each prompt ended and one in each answer, however long it was.
+    assert core.scheduler.kv_cache.num_checkpoints <= 2 * 4 * 3
+
+
+def test_a_long_answer_keeps_one_state() -> None:
+    core = engine(model(), HYBRID, num_blocks=64)
+    core.add("a", list(range(20)), tiny.greedy(100))
+    tiny.run(core)
+    assert core.scheduler.kv_cache.num_checkpoints == 2
+
+
+def test_an_aborted_answer_can_be_gone_on_from() -> None:
+    core = engine(model(), HYBRID, num_blocks=64, pipelined=False)
+    prompt = list(range(20))
+    core.add("a", prompt, tiny.greedy(100))
+    collected = tiny.Collected()
+    for _ in range(15):
+        collected.take(core.step())
+    core.abort("a")
+    tiny.run(core, collected)
+    again = [*prompt, *collected.token_ids["a"]]
+    core.add("b", again, tiny.greedy(5))
+    tiny.run(core, collected)
+    assert collected.outputs["b"][-1].num_cached_tokens == 32
+    tiny.same_tokens(model(), again, collected.token_ids["b"], solo(tuple(again), 5))
+
+
+def test_a_saved_state_does_not_hold_the_batch_it_was_in() -> None:
+    states = RecurrentStates([1])
+    states.checkpoints = Checkpoints(4)
+    requests = [
+        Request(str(n), [0], SamplingParams(), 1, frozenset(), 0, status=RequestStatus.RUNNING)
+        for n in range(32)
+    ]
+    cache = ArraysCache(1)
+    cache[0] = mx.ones((32, 2**16))  # 8 MiB
+    states.save(requests, [8] * 32, [cache])
+    states.note_border(requests[3])
+    mx.eval(states.arrays())
+    for request in requests:
+        request.status = RequestStatus.FINISHED
+    held = mx.get_active_memory()
+    del cache
+    states.sweep()
+    assert requests[3].border_state is not None
+    assert held - mx.get_active_memory() >= 7 * 2**20
+
+
+@pytest.mark.parametrize("family", [HYBRID, "gemma2", "kimi_linear"])
+def test_a_static_batch_computes_its_padding(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The baseline pays for the rows of those who have ended, in every layout that batches."""
+    core = engine(model(family), family, num_blocks=64, policy="static", pipelined=False)
+    assert core.cache_spec.layout is Layout.GROUPED
+    sizes: list[int] = []
+    run_part = GroupedForward._run_part
+
+    def record(self: GroupedForward, part: Any) -> Any:
+        if not part.is_chunk:
+            sizes.append(part.token_ids.shape[0])
+        return run_part(self, part)
+
+    monkeypatch.setattr(GroupedForward, "_run_part", record)
+    prompts = {name: [ord(name)] * (5 + index) for index, name in enumerate("abc")}
+    for index, (name, prompt) in enumerate(prompts.items()):
+        core.add(name, prompt, tiny.greedy(4 + 5 * index))
+    collected = tiny.run(core)
+    for index, (name, prompt) in enumerate(prompts.items()):
+        wanted = tiny.solo(model(family), prompt, 4 + 5 * index)
+        tiny.same_tokens(model(family), prompt, collected.token_ids[name], wanted)
+    assert sizes == [3] * 13
 
 
 def test_a_shared_beginning_is_saved_where_texts_part() -> None:
@@ -84,7 +181,7 @@ def memory_of(core: EngineCore, folder: Path) -> dict[str, Any]:
 
 def test_memory_is_accounted_per_kind_of_layer(tmp_path: Path) -> None:
     core = engine(model(), HYBRID, num_blocks=64)
-    core.add("a", list(range(40)), tiny.greedy(4))
+    core.add("a", list(range(39)), tiny.greedy(4))
     core.step()
     memory = memory_of(core, tmp_path)
     per_token = 2 * 2 * 2 * 16 * 4  # attention layers, KV heads, keys and values, width, float32
@@ -139,6 +236,11 @@ def test_the_least_recently_used_checkpoint_goes() -> None:
     assert checkpoints.load(b"a") == 1
     checkpoints.save(b"c", 3)
     assert [name in checkpoints for name in (b"a", b"b", b"c")] == [True, False, True]
+    checkpoints.replace(b"c", b"d", 4)
+    assert [name in checkpoints for name in (b"a", b"c", b"d")] == [True, False, True]
+    checkpoints.replace(b"a", b"e", 5)
+    assert b"d" in checkpoints, "what was used stays until it is the oldest"
+    assert b"a" not in checkpoints
     nothing = Checkpoints(0)
     nothing.save(b"a", 1)
     assert len(nothing) == 0

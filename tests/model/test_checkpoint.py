@@ -65,6 +65,24 @@ def test_parts_of_a_harmony_turn_do_not_end_it(tmp_path: Path) -> None:
         ({"n_positions": 1024}, 1024),
         ({}, 8192),
         (
+            {"max_position_embeddings": 131072, "rope_scaling": {"type": "linear", "factor": 8}},
+            131072,
+        ),
+        (
+            {
+                "max_position_embeddings": 4096,
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                    "full_attention": {
+                        "rope_type": "yarn",
+                        "factor": 8.0,
+                        "original_max_position_embeddings": 8192,
+                    },
+                },
+            },
+            65536,
+        ),
+        (
             {
                 "max_position_embeddings": 32768,
                 "rope_scaling": {

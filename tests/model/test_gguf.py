@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -13,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.generate import generate_step
 
 from mlx_cb.config import ModelConfig
@@ -81,8 +82,13 @@ def test_other_types_lose_next_to_nothing(kind: str) -> None:
     assert error < 0.01 * np.abs(expected).max()
 
 
-def write_gguf(path: Path, architecture: str, model: Any, args: dict[str, Any]) -> None:
-    """A tiny model as GGUF writes it: names, pair-wise rotary rows, norms plus one."""
+def write_gguf(
+    path: Path, architecture: str, model: Any, args: dict[str, Any], kind: str = "F32"
+) -> None:
+    """A tiny model as GGUF writes it: names, pair-wise rotary rows, norms plus one.
+
+    With a `kind` that is quantized, all matrices are of it, and `model` gets what they then say.
+    """
     family = FAMILIES[architecture]
     names = {stem: name for name, stem in family.names.items()}
     writer = gguf.GGUFWriter(str(path), architecture)
@@ -102,6 +108,7 @@ def write_gguf(path: Path, architecture: str, model: Any, args: dict[str, Any]) 
     writer.add_token_scores([0.0] * len(tokens))
     writer.add_token_types([3, 3, 3] + [6] * 256 + [1])
     writer.add_eos_token_id(2)
+    writer.add_eot_token_id(1)
     for name, array in tree_flatten(model.parameters()):
         stem, _, suffix = name.rpartition(".")
         prefix = ""
@@ -115,11 +122,63 @@ def write_gguf(path: Path, architecture: str, model: Any, args: dict[str, Any]) 
             heads = len(values) // args["head_dim"]
             halves = values.reshape(heads, 2, -1, *values.shape[1:])
             values = halves.swapaxes(1, 2).reshape(values.shape)
-        writer.add_tensor(f"{prefix}{names[stem]}.{suffix}", np.ascontiguousarray(values))
+        tensor = f"{prefix}{names[stem]}.{suffix}"
+        if kind == "F32" or values.ndim == 1:
+            writer.add_tensor(tensor, np.ascontiguousarray(values))
+            continue
+        blocks, said = quantized_blocks(values, kind)
+        writer.add_tensor(tensor, blocks, raw_dtype=GGMLQuantizationType[kind])
+        if family.interleaved_rotary and stem.endswith(("q_proj", "k_proj")):
+            pairs = said.reshape(heads, -1, 2, *said.shape[1:])
+            said = pairs.swapaxes(1, 2).reshape(said.shape)
+        model.update(tree_unflatten([(name, mx.array(said))]))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def quantized_blocks(values: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks for a matrix, and the values they stand for.
+
+    The `gguf` package does not write K-quants: those are random bits of a sensible scale.
+    """
+    ggml = GGMLQuantizationType[kind]
+    if not kind.endswith("_K"):
+        blocks = gguf.quants.quantize(values.astype(np.float32), ggml)
+        return blocks, gguf.quants.dequantize(blocks, ggml)
+    block, size = GGML_QUANT_SIZES[ggml]
+    rng = np.random.default_rng(values.size)
+    data = rng.integers(0, 256, (values.size // block, size), dtype=np.uint8)
+    largest = 1e-5 if kind == "Q6_K" else 1e-3  # Q6_K multiplies it by up to 127
+    for at in (HALVES | REQUANTIZED)[kind]:
+        scales = rng.uniform(largest / 2, largest, (len(data), 1)).astype(np.float16)
+        data[:, at : at + 2] = scales.view(np.uint8)
+    blocks = data.reshape(values.shape[0], -1)
+    return blocks, gguf.quants.dequantize(blocks, ggml)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+def test_a_quantized_file_computes_what_it_says(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    width = 256 if kind.endswith("_K") else 64
+    args = config("llama") | {"layer_types": None, "vocab_size": 260, "num_hidden_layers": 1}
+    args |= {"hidden_size": width, "intermediate_size": 2 * width}
+    args |= {"head_dim": width // args["num_attention_heads"]}
+    model = build("llama", args)
+    file = tmp_path / "m.gguf"
+    write_gguf(file, "llama", model, args, kind)
+    loaded = loader.load(ModelConfig(model=str(file), dtype="float32"))
+    tokens = mx.array([list(range(30))])
+    expected = np.array(model(tokens))
+    loose = 0.05 if kind == "Q6_K" else 0.01  # scales are stored as half floats
+    got = np.array(loaded.model(tokens))
+    assert np.abs(got - expected).max() < loose * np.abs(expected).max()
+    stored = json.loads((loaded.path / "config.json").read_text())["quantization"]
+    bits = {entry["bits"] for entry in stored.values() if isinstance(entry, dict)}
+    assert bits == {{"4": 4, "5": 5, "6": 8, "8": 8}[kind[1]]}
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -139,7 +198,7 @@ def test_each_family_gives_the_model_it_was_written_from(
     write_gguf(file, architecture, model, args)
     loaded = loader.load(ModelConfig(model=str(file), dtype="float32"))
     assert loaded.architecture == name
-    assert loaded.eos_token_ids == {2}
+    assert loaded.eos_token_ids == {1, 2}
     assert loaded.max_model_len == 512
     tokens = mx.array([list(range(30))])
     np.testing.assert_allclose(
@@ -164,6 +223,25 @@ def test_a_family_and_a_tensor_without_a_counterpart_are_named(tmp_path: Path) -
     content = file.read_bytes().replace(b"blk.0.attn_q.weight", b"blk.0.attn_x.weight")
     file.write_bytes(content)
     with pytest.raises(UnsupportedModel, match=r"'blk\.0\.attn_x\.weight'"):
+        loader.load(ModelConfig(model=str(file)))
+
+
+def test_a_type_without_a_counterpart_and_a_part_of_a_file_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "typed.gguf"
+    write_gguf(file, "qwen2", build("qwen2"), config("qwen2"))
+    content = file.read_bytes()
+    at = content.index(b"blk.1.ffn_up.weight") + len(b"blk.1.ffn_up.weight") + 4 + 2 * 8
+    assert content[at : at + 4] == bytes(4), "F32"
+    file.write_bytes(content[:at] + (99).to_bytes(4, "little") + content[at + 4 :])
+    with pytest.raises(UnsupportedModel, match=r"'blk\.1\.ffn_up\.weight' has the unknown type 99"):
+        loader.load(ModelConfig(model=str(file)))
+    file = tmp_path / "part-00001-of-00003.gguf"
+    writer = gguf.GGUFWriter(str(file), "llama")
+    writer.add_uint16("split.count", 3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModel, match="one of 3 parts"):
         loader.load(ModelConfig(model=str(file)))
 
 

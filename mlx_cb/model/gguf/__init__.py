@@ -16,12 +16,13 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlx_cb.errors import UnsupportedModel
 from mlx_cb.model.gguf.families import Family, config_of, family_of, weight_name
 from mlx_cb.model.gguf.file import GGUFFile
 from mlx_cb.model.gguf.tensors import GROUP_SIZE, convert_tensor
 from mlx_cb.model.gguf.tokenizer import tokenizer_config, tokenizer_json
 
-FORMAT_VERSION = 2  # of the converted folder; a new one converts again
+FORMAT_VERSION = 3  # of the converted folder; a new one converts again
 _NOT_WEIGHTS = {"rope_freqs.weight"}  # what it says is in the config
 
 
@@ -52,6 +53,12 @@ def convert(file: Path, cache_dir: Path) -> Path:
 
 def _write_folder(path: Path, folder: Path) -> None:
     file = GGUFFile(path)
+    parts = file.metadata.get("split.count", 1)
+    if parts > 1:
+        raise UnsupportedModel(
+            f"{path} is one of {parts} parts of a model. Hint: join them, e.g. with llama.cpp's "
+            "gguf-split --merge, or use the safetensors checkpoint."
+        )
     family = family_of(file)
     config = config_of(file, family)
     tokenizer = tokenizer_json(file)

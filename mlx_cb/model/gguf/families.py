@@ -121,7 +121,7 @@ def config_of(file: GGUFFile, family: Family) -> dict[str, Any]:
         "rope_theta": get("rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(file, prefix),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
+        "eos_token_id": _endings(metadata),
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
     }
     if family.model_type == "gemma3_text":
@@ -133,6 +133,12 @@ def config_of(file: GGUFFile, family: Family) -> dict[str, Any]:
             "rope_local_base_freq": 10000.0,
         }
     return config
+
+
+def _endings(metadata: dict[str, Any]) -> list[int]:
+    """Ids that end a text, a turn (eot) or a message to a tool (eom)."""
+    names = (f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom"))
+    return sorted({metadata[name] for name in names if name in metadata})
 
 
 def _rope_scaling(file: GGUFFile, prefix: str) -> dict[str, Any] | None:

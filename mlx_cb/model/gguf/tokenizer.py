@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from mlx_cb.errors import UnsupportedModel
@@ -15,32 +16,53 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
-def _split(digits: str) -> list[dict[str, Any]]:
-    pattern = {"Regex": _WORDS % digits}
-    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
-    return [split, _BYTE_LEVEL | {"use_regex": False}]
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How a byte-level vocabulary's text is cut before merging, and what goes with it.
+
+    Attributes:
+        takes_whole: a piece that is a token is taken before anything is merged.
+        begins: texts begin with the BOS token where the file does not say.
+    """
+
+    pre_tokenizers: list[dict[str, Any]]
+    normalizer: str | None = None
+    takes_whole: bool = False
+    begins: bool = False
 
 
-#: How a byte-level vocabulary's text is cut before merging, by `tokenizer.ggml.pre`.
-_PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
-    "smollm": [
-        {"type": "Digits", "individual_digits": True},
-        _BYTE_LEVEL | {"use_regex": True},
-    ],
-    "gpt-2": [_BYTE_LEVEL | {"use_regex": True}],
-    "llama-bpe": _split("{1,3}"),
-    "qwen2": _split(""),
+def _split(pattern: str) -> list[dict[str, Any]]:
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    return [split | {"invert": False}, _BYTE_LEVEL | {"use_regex": False}]
+
+
+_LLAMA3 = _Cut(_split(_WORDS % "{1,3}"), takes_whole=True, begins=True)
+_QWEN2 = _Cut(_split(_WORDS % ""), normalizer="NFC")
+#: By `tokenizer.ggml.pre`; what belongs to a name is llama.cpp's decision (src/llama-vocab.cpp).
+_CUTS: dict[str, _Cut] = {
+    "smollm": _Cut(
+        [{"type": "Digits", "individual_digits": True}, _BYTE_LEVEL | {"use_regex": True}]
+    ),
+    "gpt-2": _Cut([_BYTE_LEVEL | {"use_regex": True}]),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
+    "tekken": _Cut(_split(_TEKKEN), takes_whole=True, begins=True),
 }
 
 
 def tokenizer_json(file: GGUFFile) -> dict[str, Any]:
     """Content of tokenizer.json. Raises UnsupportedModel, naming the kind that is not read."""
     metadata = file.metadata
-    kind, cut = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
-    if kind == "gpt2" and cut in _PRE_TOKENIZERS:
-        model = _byte_level(metadata, cut)
+    kind, cut = metadata.get("tokenizer.ggml.model"), _cut_name(metadata)
+    if kind == "gpt2" and cut in _CUTS:
+        model = _byte_level(metadata, _CUTS[cut])
     elif kind == "llama":
         model = _sentencepiece(metadata)
     else:
@@ -51,6 +73,21 @@ def tokenizer_json(file: GGUFFile) -> dict[str, Any]:
     return {"version": "1.0", "added_tokens": _added(metadata), **model} | {
         "post_processor": _post_processor(metadata)
     }
+
+
+def _cut_name(metadata: dict[str, Any]) -> str:
+    return str(metadata.get("tokenizer.ggml.pre", "gpt-2"))
+
+
+def _begins(metadata: dict[str, Any]) -> bool:
+    """True when every text begins with the BOS token."""
+    said = metadata.get("tokenizer.ggml.add_bos_token")
+    if said is not None:
+        return bool(said)
+    if metadata.get("tokenizer.ggml.bos_token_id") is None:
+        return False
+    is_sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
+    return is_sentencepiece or _CUTS[_cut_name(metadata)].begins
 
 
 def _added(metadata: dict[str, Any]) -> list[dict[str, Any]]:
@@ -64,7 +101,7 @@ def _added(metadata: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _post_processor(metadata: dict[str, Any]) -> dict[str, Any] | None:
-    if not metadata.get("tokenizer.ggml.add_bos_token", False):
+    if not _begins(metadata):
         return None
     bos = metadata["tokenizer.ggml.bos_token_id"]
     token = metadata["tokenizer.ggml.tokens"][bos]
@@ -78,17 +115,17 @@ def _post_processor(metadata: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _byte_level(metadata: dict[str, Any], cut: str) -> dict[str, Any]:
+def _byte_level(metadata: dict[str, Any], cut: _Cut) -> dict[str, Any]:
     tokens = metadata["tokenizer.ggml.tokens"]
     return {
-        "normalizer": {"type": "NFC"} if cut == "qwen2" else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": _PRE_TOKENIZERS[cut]},
+        "normalizer": {"type": cut.normalizer} if cut.normalizer else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": cut.pre_tokenizers},
         "decoder": _BYTE_LEVEL | {"add_prefix_space": True, "use_regex": True},
         "model": {
             "type": "BPE",
             "vocab": {token: token_id for token_id, token in enumerate(tokens)},
             "merges": [merge.split(" ", 1) for merge in metadata["tokenizer.ggml.merges"]],
-            "ignore_merges": cut == "llama-bpe",
+            "ignore_merges": cut.takes_whole,
         },
     }
 
@@ -145,7 +182,7 @@ def tokenizer_config(file: GGUFFile) -> dict[str, Any]:
         "eos_token": token("eos"),
         "unk_token": token("unknown"),
         "pad_token": token("padding"),
-        "add_bos_token": bool(metadata.get("tokenizer.ggml.add_bos_token", False)),
+        "add_bos_token": _begins(metadata),
         "clean_up_tokenization_spaces": False,
         "model_max_length": metadata[f"{metadata['general.architecture']}.context_length"],
         "chat_template": metadata.get("tokenizer.chat_template"),

@@ -36,7 +36,8 @@ from mlx_cb.model.recurrent import RecurrentStates
 class _Part:
     """Entries of a step that share a forward: decodes as rows, or one chunk.
 
-    `places` are the positions of its logits in the step's.
+    `requests` are those of the last entries; the ones before are padding. `places` are the
+    positions of its logits in the step's.
     """
 
     metadata: AttentionMetadata
@@ -110,7 +111,10 @@ class GroupedForward(Forward):
             row = stop
 
     def _entries(self, batch: ForwardBatch) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """(first, last) of every group of decodes, and of every chunk. Padding is left out."""
+        """(first, last) of every group of decodes, and of every chunk.
+
+        Padding runs with the first decodes; where every request runs alone there is nothing to pad.
+        """
         num_decodes, total = batch.attention.num_decodes, len(batch.entries)
         first = sum(request is None for request in batch.entries)
         chunks = [(entry, entry + 1) for entry in range(num_decodes, total)]
@@ -122,6 +126,8 @@ class GroupedForward(Forward):
                 groups[-1] = (groups[-1][0], entry + 1)
             else:
                 groups.append((entry, entry + 1))
+        if groups:
+            groups[0] = (0, groups[0][1])
         return groups, chunks
 
     def _stack_together(self, batch: ForwardBatch, left: int, right: int) -> bool:
@@ -136,7 +142,8 @@ class GroupedForward(Forward):
         ends = part.metadata.seq_lens.tolist()
         counts = np.diff(part.metadata.query_start_loc).tolist()
         starts = [end - count for end, count in zip(ends, counts, strict=True)]
-        states = self._load_states(part, starts)
+        padding = len(ends) - len(part.requests)
+        states = self._load_states(part, starts[padding:], padding)
         rows = part.metadata.logit_rows
         logits = self._model(
             part.token_ids,
@@ -144,20 +151,26 @@ class GroupedForward(Forward):
             mx.array(rows if rows.size else np.zeros(1, dtype=np.int32)),
         )
         if self._has_states:
-            self.states.save(part.requests, ends, states)
+            ends = ends[padding:]
+            self.states.save(part.requests, ends, states, padding)
             if part.is_chunk and ends[0] in part.requests[0].checkpoint_tokens:
                 border = ends[0] // self._storage.block_size
                 self.states.save_checkpoint(
                     part.requests[0], part.requests[0].block_hashes[border - 1]
                 )
+            for request, end in zip(part.requests, ends, strict=True):
+                if end % self._storage.block_size == 0 and end not in request.checkpoint_tokens:
+                    self.states.note_border(request)
         return logits
 
-    def _load_states(self, part: _Part, starts: list[int]) -> list[ArraysCache]:
+    def _load_states(self, part: _Part, starts: list[int], padding: int) -> list[ArraysCache]:
         if not self._has_states:
             return []
         if starts == [0]:
             return self.states.fresh()
-        return self.states.load(part.requests, starts)
+        # Padding computes on somebody's state, and what comes of it is dropped.
+        requests = part.requests[:1] * padding + part.requests
+        return self.states.load(requests, starts[:1] * padding + starts)
 
     def _caches(self, part: _Part, states: Sequence[ArraysCache]) -> list[Any]:
         layers, recurrent = self._storage.layers, iter(states)

@@ -34,10 +34,18 @@ class InfillExtra(msgspec.Struct):
     filename: str = ""
 
 
+class MultimodalPrompt(msgspec.Struct):
+    """llama.cpp's prompt with pictures or sounds in it."""
+
+    prompt_string: str
+    multimodal_data: list[Any] = []
+
+
 class CompletionRequest(msgspec.Struct, kw_only=True):
     """llama.cpp's sampling fields; keys not named here are ignored."""
 
-    prompt: str | list[int] = ""
+    prompt: str | list[int] | MultimodalPrompt = ""
+    image_data: list[Any] | None = None
     n_predict: int | None = None
     temperature: float | None = None
     top_k: int | None = None
@@ -141,7 +149,18 @@ def props(front: Front) -> dict[str, Any]:
 def parse_completion(body: bytes, front: Front) -> GenerateInput:
     """`POST /completion`: a plain prompt."""
     asked = decode_json(body, CompletionRequest)
-    return _given(asked, asked.prompt, front)
+    return _given(asked, _text_prompt(asked), front)
+
+
+def _text_prompt(asked: CompletionRequest) -> str | list[int]:
+    """The prompt without an empty frame around it. Raises InvalidRequest for pictures."""
+    prompt, field, media = asked.prompt, "image_data", asked.image_data
+    if isinstance(prompt, MultimodalPrompt):
+        field, media = "prompt.multimodal_data", prompt.multimodal_data or media
+        prompt = prompt.prompt_string
+    if media:
+        raise InvalidRequest(f"{field}: this model takes text only", param=field)
+    return prompt
 
 
 def parse_infill(body: bytes, front: Front) -> GenerateInput:
@@ -150,7 +169,8 @@ def parse_infill(body: bytes, front: Front) -> GenerateInput:
     extra = [(part.filename, part.text) for part in asked.input_extra or []]
     fill = fill_in_middle(front)
     # llama.vim's `prompt` is the line before the cursor.
-    prefix = asked.input_prefix + (asked.prompt if isinstance(asked.prompt, str) else "")
+    prompt = _text_prompt(asked)
+    prefix = asked.input_prefix + (prompt if isinstance(prompt, str) else "")
     return _given(asked, fill.prompt(prefix, asked.input_suffix, extra), front)
 
 
