@@ -93,6 +93,7 @@ class EngineCore:
         self.runner = ModelRunner(loaded, self.cache_spec, settings=settings)
         pipelined = config.scheduler.pipelined
         self._pipelined = self.runner.runs_beside_host if pipelined is None else pipelined
+        self.runner.choose_late = not (self._pipelined or self.runner.runs_beside_host)
         self.runner.forward.states.checkpoints = checkpoints
         for window, places in plan.window_places.items():
             self.runner.storage.windows[window].budget = places
