@@ -56,6 +56,12 @@ def command() -> None:
     type=click.Choice(list(_CLASSES)),
     help="batch: goes after everyone who waits.",
 )
+@click.option(
+    "--cache-group",
+    default="",
+    help="Share the prefix cache with the holders of keys of this group; they can tell by time "
+    "what was asked before.",
+)
 @click.option("--max-running", type=click.IntRange(1), help="Most answers at once; others wait.")
 @click.option("--daily-tokens", type=click.IntRange(1), help="Prompt plus answer tokens a day.")
 @click.option("--expires", help="When the key ends: 90d, 12h, or a date like 2027-01-31.")
@@ -79,6 +85,7 @@ def add(name: str, file: Path | None, **given: Any) -> None:
             inference=not given["no_inference"],
             weight=given["weight"],
             rank=_CLASSES[given["rank"]],
+            cache_group=given["cache_group"],
             max_running=given["max_running"],
             daily_tokens=given["daily_tokens"],
         )

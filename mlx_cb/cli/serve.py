@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 PORT_BUSY = 5
 INTERRUPTED = 130
 _DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
+_KV_DTYPES = click.Choice([*_DTYPES.choices, "int8", "int4"])
 
 
 @click.command("serve", cls=ConfiguredCommand)
@@ -56,7 +57,7 @@ _DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
 @setting("--kv-memory", default="auto", type=Size(), help="Memory for keys and values.")
 @setting("--block-size", default=16, type=click.IntRange(1), help="Tokens per KV block.")
 @setting("--dtype", default="auto", type=_DTYPES, help="Type that weights are expanded to.")
-@setting("--kv-dtype", default="auto", type=_DTYPES, help="Type of keys and values.")
+@setting("--kv-dtype", default="auto", type=_KV_DTYPES, help="How keys and values are stored.")
 @setting(
     "--attention",
     default="auto",
@@ -72,6 +73,7 @@ _DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
 @setting("--itl-target-ms", default=100.0, type=click.FloatRange(1), help="Gap between tokens.")
 @setting("--max-queue-wait-s", default=60.0, type=click.FloatRange(0), help="Longest wait.")
 @setting("--no-prefix-cache", is_flag=True, help="Do not share blocks of equal prefixes.")
+@click.option("--explain-memory", is_flag=True, help="Print where the memory would go, and end.")
 @setting("--log-format", default="text", type=click.Choice(["text", "json"]), help="Log lines.")
 @setting("--log-prompts", is_flag=True, help="Write prompts and answers to the log.")
 @setting("--lan", is_flag=True, help="Serve the local network: all addresses, TLS, Bonjour.")
@@ -84,6 +86,8 @@ def command(**given: Any) -> int:
     if given["lan"] and given["host"] != "127.0.0.1":
         raise click.UsageError("--lan listens on every address; leave --host away")
     config = build_config(given)
+    if given["explain_memory"]:
+        return _explain_memory(config)
     access.check(config, is_named=given["keys"] is not None)
     return run(config, given["also_port"])
 
@@ -162,6 +166,19 @@ def run(config: ServerConfig, also_ports: tuple[int, ...] = ()) -> int:
             return 1
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, listeners, certificates))
+
+
+def _explain_memory(config: ServerConfig) -> int:
+    """Print the plan of memory; the exit code says whether it can be carried out."""
+    from mlx_cb.engine.memory_report import explain_memory
+
+    report = explain_memory(config.engine)
+    for line in report.lines:
+        print(line)
+    if report.refusal is None:
+        return 0
+    _say(report.refusal.message)
+    return report.refusal.exit_code
 
 
 def _make_engine(config: ServerConfig) -> Any:

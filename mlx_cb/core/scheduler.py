@@ -14,14 +14,13 @@ from collections.abc import Callable
 from mlx_cb.config import SchedulerConfig
 from mlx_cb.core.cost_model import StepCostModel
 from mlx_cb.core.journal import ChunkRecord, Journal, StepRecord, tell
-from mlx_cb.core.kv_cache_manager import KVCacheManager, PrefixStats
+from mlx_cb.core.kv_cache_manager import KVCacheManager
 from mlx_cb.core.outputs import FinishReason, RequestOutput, SampledToken
 from mlx_cb.core.policy import POLICIES
+from mlx_cb.core.prefix_waits import SharedPrefix
 from mlx_cb.core.request import Request, RequestEvent, RequestStatus
-from mlx_cb.core.scheduler_output import ScheduledChunk, SchedulerOutput
+from mlx_cb.core.scheduler_output import MAX_EXPLAINED, ScheduledChunk, SchedulerOutput
 from mlx_cb.core.token_budget import StepShape, token_budget
-
-MAX_EXPLAINED = 32  # waiting requests whose reason is recorded per step
 
 
 class Scheduler:
@@ -91,7 +90,7 @@ class Scheduler:
         plan = SchedulerOutput(StepRecord(self.step, self._clock()))
         self._schedule_decodes(plan)
         self._schedule_prefills(plan)
-        self._complete_record(plan)
+        plan.complete_record(self.cost_model, self.kv_cache.pool, len(self.waiting))
         if plan.is_empty:
             self.step -= 1
         else:
@@ -172,23 +171,27 @@ class Scheduler:
         }
         running = Counter(request.user for request in (*self.decoding, *self.prefilling))
         blocks_short = bool(plan.record.preempted)
+        joins_later = not self.policy.pads_finished
         for request in self._prefill_candidates(plan):
             if len(plan.record.passed_over) >= MAX_EXPLAINED and room <= 0:
                 break
             if room <= 0:
-                self._pass_over(plan, request, "budget")
+                self.kv_cache.note_parting(request)
+                plan.pass_over(request, "budget")
             elif request.status is RequestStatus.RUNNING:
                 room -= self._schedule_chunk(plan, request, room)
             elif not may_admit:
-                self._pass_over(plan, request, "batch to end")
+                plan.pass_over(request, "batch to end")
             elif self.num_running >= self.config.max_num_seqs:
-                self._pass_over(plan, request, "slots")
+                plan.pass_over(request, "slots")
             elif running[request.user] >= places[request.user]:
-                self._pass_over(plan, request, "fair share")
+                plan.pass_over(request, "fair share")
+            elif joins_later and (shared := self.kv_cache.in_the_making(request)):
+                room -= self._wait_for_prefix(plan, request, shared, room)
             elif blocks_short or not self._admit(plan, request):
                 # Whoever comes next must not take the blocks that this one is waiting for.
                 blocks_short = True
-                self._pass_over(plan, request, "blocks")
+                plan.pass_over(request, "blocks")
             else:
                 running[request.user] += 1
                 room -= self._schedule_chunk(plan, request, room)
@@ -196,7 +199,7 @@ class Scheduler:
     def _prefill_candidates(self, plan: SchedulerOutput) -> list[Request]:
         if not self.prefilling and self.num_running >= self.config.max_num_seqs:
             for request in self.waiting.values():
-                self._pass_over(plan, request, "slots")
+                plan.pass_over(request, "slots")
                 if len(plan.record.passed_over) >= MAX_EXPLAINED:
                     break
             return []
@@ -221,12 +224,29 @@ class Scheduler:
         self._note(request, "admitted", f"{cached} tokens cached")
         return True
 
+    def _wait_for_prefix(
+        self, plan: SchedulerOutput, request: Request, shared: SharedPrefix, room: int
+    ) -> int:
+        """Another one computes what this one needs, so its turn goes there; returns rows given.
+
+        Nobody waits longer so than if each computed everything: the rows are those of its turn.
+        """
+        plan.pass_over(request, "shared prefix")
+        missing = shared.num_tokens - shared.request.num_computed_tokens
+        if missing <= 0 or shared.request not in self.prefilling:
+            return 0  # on its way
+        return self._schedule_chunk(plan, shared.request, min(room, missing))
+
     def _schedule_chunk(self, plan: SchedulerOutput, request: Request, room: int) -> int:
-        """Give a request up to `room` rows; returns how many it got."""
+        """Give a request up to `room` rows, once per step; returns how many it got."""
+        if any(chunk.request is request for chunk in plan.prefills):
+            return 0
         start = request.num_computed_tokens
         count = min(request.num_uncomputed_tokens, room)
         if not self._make_room(request, start + count, plan):
             return 0
+        if request.copy_from is not None:
+            plan.copy_block(request, start // self.kv_cache.block_size)
         request.num_computed_tokens = start + count
         samples = request.num_uncomputed_tokens == 0
         plan.prefills.append(ScheduledChunk(request, start, count, samples))
@@ -237,25 +257,6 @@ class Scheduler:
             self.prefilling.remove(request)
             insort(self.decoding, request, key=_admission_order)
         return count
-
-    def _pass_over(self, plan: SchedulerOutput, request: Request, reason: str) -> None:
-        request.waiting_for = reason
-        request.waits[reason] = request.waits.get(reason, 0) + 1
-        if len(plan.record.passed_over) < MAX_EXPLAINED:
-            plan.record.passed_over[request.request_id] = reason
-
-    def _complete_record(self, plan: SchedulerOutput) -> None:
-        record = plan.record
-        plan.num_blocks = len(self.kv_cache.pool.blocks)
-        record.decodes = [request.request_id for request in plan.decodes]
-        record.padding = plan.num_padding
-        record.num_waiting = len(self.waiting)
-        record.context_sum = sum(request.num_computed_tokens for request in plan.decodes) + sum(
-            chunk.start + chunk.num_tokens for chunk in plan.prefills
-        )
-        record.predicted_seconds = self.cost_model.predict(plan.num_rows, record.context_sum)
-        record.blocks_used = self.kv_cache.pool.num_used
-        record.blocks_available = self.kv_cache.pool.num_available
 
     # Stage 4: remove the finished.
 
@@ -273,6 +274,7 @@ class Scheduler:
         for chunk in plan.prefills:
             if chunk.request.status is RequestStatus.RUNNING:
                 self.kv_cache.remember(chunk.request, chunk.start + chunk.num_tokens)
+                self.kv_cache.remember_rest(chunk.request, chunk.start + chunk.num_tokens)
         now = self._clock()
         outputs = []
         for request, token in zip(plan.sampling(), sampled, strict=True):
@@ -283,14 +285,15 @@ class Scheduler:
 
     def fail(self, plan: SchedulerOutput, message: str) -> list[RequestOutput]:
         """A step went wrong: its requests end with an error, the others go on."""
-        self.kv_cache.pool.forget_all()
         requests = {r.request_id: r for r in plan.decodes}
         requests |= {c.request.request_id: c.request for c in plan.prefills}
-        return [
+        outputs = [
             self._finish(request, FinishReason.ERROR, error=message)
             for request in requests.values()
             if request.status is not RequestStatus.FINISHED
         ]
+        self.kv_cache.forget_all()
+        return outputs
 
     def restart_running(self, cause: str) -> None:
         """Send every running request back to the queue, because the blocks' content is lost."""
@@ -299,15 +302,15 @@ class Scheduler:
             request.num_in_flight = 0
             self._preempt(request, SchedulerOutput(record), cause)
         self.decoding = []
-        self.kv_cache.pool.forget_all()
+        self.kv_cache.forget_all()
 
     def forget_past(self) -> None:
         """Begin anew, with what was learned about costs: no journal, no findable blocks."""
         assert not self.requests
         self.step = 0
         self.journal = Journal(self.config.journal_steps)
-        self.kv_cache.pool.forget_all()
-        self.kv_cache.stats = PrefixStats()
+        self.kv_cache.forget_all()
+        self.kv_cache.forget_stats()
 
     def _append(
         self, request: Request, token: SampledToken, plan: SchedulerOutput, now: float
@@ -381,12 +384,12 @@ class Scheduler:
         for request in placed:
             assert self.requests[request.request_id] is request
             assert request.status is not RequestStatus.FINISHED
-            assert (request.request_id in self.waiting) == (
-                request.status is not RequestStatus.RUNNING
-            )
+            is_running = request.request_id not in self.waiting
+            assert is_running == (request.status is RequestStatus.RUNNING)
+            assert request.copy_from is None, "a copy was promised and not planned"
         assert all(not request.block_table for request in self.waiting.values())
-        tables = [request.block_table for request in self.requests.values()]
-        self.kv_cache.pool.check_integrity([*tables, self.pad_table])
+        tables = [self.pad_table, *(request.block_table for request in self.requests.values())]
+        self.kv_cache.pool.check_integrity(tables)
 
 
 def _admission_order(request: Request) -> tuple[float, float, str]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from mlx_cb.core.block_pool import BlockPool
 from mlx_cb.core.cost_model import StepCostModel
 from mlx_cb.core.journal import StepRecord
 from mlx_cb.core.request import Request
+
+MAX_EXPLAINED = 32  # waiting requests whose reason is recorded per step
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +23,26 @@ class ScheduledChunk:
     samples: bool
 
 
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Block `target` gets the content of block `source` before the step runs."""
+
+    source: int
+    target: int
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """The plan of one step. Decode rows come first, then the chunks; one forward runs them all.
 
     `num_padding` rows are computed for nobody, over the block in `pad_table` (static policy only).
-    Block ids are below `num_blocks`.
+    Block ids are below `num_blocks`. `copies` happen at once, before anything is written.
     """
 
     record: StepRecord
     decodes: list[Request] = field(default_factory=list)
     prefills: list[ScheduledChunk] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
     num_padding: int = 0
     num_blocks: int = 0
     pad_table: list[int] = field(default_factory=list)
@@ -49,6 +61,33 @@ class SchedulerOutput:
         """Requests that get a token from this step, in the order of the logit rows."""
         yield from self.decodes
         yield from (chunk.request for chunk in self.prefills if chunk.samples)
+
+    def copy_block(self, request: Request, index: int) -> None:
+        """A request's block `index` begins with what another block holds, as it was promised."""
+        assert request.copy_from is not None
+        self.copies.append(BlockCopy(request.copy_from, request.block_table[index]))
+        request.copy_from = None
+
+    def pass_over(self, request: Request, reason: str) -> None:
+        """Note why a request gets nothing from this step."""
+        request.waiting_for = reason
+        request.waits[reason] = request.waits.get(reason, 0) + 1
+        if len(self.record.passed_over) < MAX_EXPLAINED:
+            self.record.passed_over[request.request_id] = reason
+
+    def complete_record(self, cost_model: StepCostModel, pool: BlockPool, num_waiting: int) -> None:
+        """Write down what the step holds, now that it is formed."""
+        record = self.record
+        self.num_blocks = len(pool.blocks)
+        record.decodes = [request.request_id for request in self.decodes]
+        record.padding = self.num_padding
+        record.num_waiting = num_waiting
+        record.context_sum = sum(request.num_computed_tokens for request in self.decodes) + sum(
+            chunk.start + chunk.num_tokens for chunk in self.prefills
+        )
+        record.predicted_seconds = cost_model.predict(self.num_rows, record.context_sum)
+        record.blocks_used = pool.num_used
+        record.blocks_available = pool.num_available
 
     def shares(self, cost_model: StepCostModel) -> dict[str, float]:
         """Each user's part of the step's cost, by rows and by the context that they read."""

@@ -18,13 +18,13 @@ from mlx_cb.config import EngineConfig
 from mlx_cb.core.block_pool import BlockPool
 from mlx_cb.core.checkpoints import Checkpoints
 from mlx_cb.core.journal import StepRecord
-from mlx_cb.core.kv_cache_manager import KVCacheManager
+from mlx_cb.core.kv_cache_manager import KVCacheManager, prefix_salt
 from mlx_cb.core.outputs import RequestOutput
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
 from mlx_cb.engine.interface import ModelInfo
 from mlx_cb.errors import ContextLengthExceeded, InvalidRequest
-from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
+from mlx_cb.model.cache_spec import CacheSpec, layer_kinds, store_as
 from mlx_cb.model.loader import LoadedModel, load
 from mlx_cb.model.memory_plan import Limits, plan_memory
 from mlx_cb.model.probe import probe
@@ -68,7 +68,8 @@ class EngineCore:
         self._clock = clock
         self._in_flight: LaunchedStep | None = None
         self._pending_outputs: list[RequestOutput] = []
-        self.cache_spec = cache_spec or probe(loaded.model, loaded.architecture)
+        found = cache_spec or probe(loaded.model, loaded.architecture)
+        self.cache_spec = store_as(found, config.cache.kv_dtype)
         block_size = config.cache.block_size
         limits = Limits(block_size, config.scheduler.max_num_seqs, loaded.max_model_len)
         plan = plan_memory(request_memory(config), self.cache_spec, limits)
@@ -80,7 +81,7 @@ class EngineCore:
             block_size,
             prefix_cache=config.cache.prefix_cache,
             checkpoints=checkpoints,
-            keeps=lambda block_ids: self.runner.storage.keeps(block_ids),
+            keeps=lambda *prefix: self.runner.storage.keeps(*prefix),
         )
         scheduling = replace(config.scheduler, max_num_seqs=plan.max_num_seqs)
         self.scheduler = Scheduler(scheduling, kv_cache, clock=clock)
@@ -157,7 +158,7 @@ class EngineCore:
             user=user,
             standing=standing,
             arrival_time=self._clock(),
-            cache_salt=user.encode(),
+            cache_salt=prefix_salt(user, standing.cache_group, self.config.cache.kv_dtype),
         )
         self.runner.prepare(request)
         self.scheduler.add(request)
@@ -254,6 +255,17 @@ class EngineCore:
         self.runner.reset()
         return outputs
 
+    def trim_memory(self) -> None:
+        """Give back the blocks that the storage has in advance; only while nothing runs."""
+        self.runner.trim(len(self.scheduler.kv_cache.pool.blocks))
+
+    def release_memory(self) -> None:
+        """Give back every block that no request holds, with the prefixes that were in them."""
+        self.scheduler.kv_cache.forget_all()
+        self.scheduler.kv_cache.pool.shrink(0)
+        self.runner.reset()
+        self.trim_memory()
+
     @property
     def vocab_size(self) -> int:
         """Number of token ids the model knows."""
@@ -286,7 +298,10 @@ class EngineCore:
         """Engine, blocks, queue and users, JSON-ready. Times in seconds, memory in bytes."""
         scheduler = self.scheduler
         pool, storage = scheduler.kv_cache.pool, self.runner.storage
-        users: dict[str, dict[str, int]] = {}
+        users: dict[str, dict[str, Any]] = {
+            user: {"waiting": 0, "running": 0, "prefix_cache": counts}
+            for user, counts in scheduler.kv_cache.counts_by_user().items()
+        }
         for request in scheduler.requests.values():
             counts = users.setdefault(request.user, {"waiting": 0, "running": 0})
             is_waiting = request.request_id in scheduler.waiting
@@ -324,10 +339,7 @@ class EngineCore:
                 "checkpoints": scheduler.kv_cache.num_checkpoints * self.cache_spec.state_bytes,
                 **self.runner.memory_usage(),
             },
-            "prefix_cache": {
-                "queried_tokens": scheduler.kv_cache.stats.queried_tokens,
-                "hit_tokens": scheduler.kv_cache.stats.hit_tokens,
-            },
+            "prefix_cache": scheduler.kv_cache.stats.as_dict(),
             "steps": {
                 "count": self.counters.steps,
                 "failed": self.counters.failed_steps,
@@ -343,8 +355,9 @@ class EngineCore:
         }
 
 
-def request_memory(config: EngineConfig) -> int:
-    """Bytes that requests may take beside the weights."""
+def request_memory(config: EngineConfig, *, still_to_load: int = 0) -> int:
+    """Bytes that requests may take beside the weights, of which so many are not loaded yet."""
     if config.cache.kv_memory is not None:
         return config.cache.kv_memory
-    return int(psutil.virtual_memory().available * KV_MEMORY_SHARE)
+    available = psutil.virtual_memory().available - still_to_load
+    return max(0, int(available * KV_MEMORY_SHARE))

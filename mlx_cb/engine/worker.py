@@ -44,8 +44,9 @@ class Worker:
         """Load, report, step until told to stop or the front is gone."""
         skip_mlx_lm_init()
         from mlx_cb.engine.core import EngineCore
+        from mlx_cb.engine.idle_memory import IdleMemory
 
-        (start,) = self._channel.receive(wait=True)
+        (start,) = self._channel.receive(None)
         assert isinstance(start, Start)
         try:
             self._core = EngineCore.load(start.config)
@@ -56,9 +57,13 @@ class Worker:
         gc.collect()
         gc.freeze()
         self._channel.send(Ready(self._core.info()))
+        idle_memory = IdleMemory(self._core)
         while not self._stopping:
-            for message in self._channel.receive(wait=not self._core.has_work):
+            messages = self._channel.receive(0.0 if self._core.has_work else idle_memory.wait_s())
+            for message in messages:
                 self._take(message)
+            if not (messages or self._core.has_work):
+                idle_memory.rest()
             if self._core.has_work:
                 outputs = self._core.step()
                 record = self._core.last_measured

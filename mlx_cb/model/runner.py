@@ -124,6 +124,10 @@ class ModelRunner:
         launched = time.perf_counter()
         self._ensure_blocks(plan)
         self._window_places.prepare(plan)
+        if plan.copies:
+            self.storage.copy_blocks(
+                [copy.source for copy in plan.copies], [copy.target for copy in plan.copies]
+            )
         unread = previous.unread() if previous is not None else None
         batch = ForwardBatch.build(plan, self.storage.block_size, unread)
         requests = list(plan.sampling())
@@ -175,7 +179,7 @@ class ModelRunner:
                 logits = None
         else:
             mx.eval(
-                *self.forward.states.arrays(), *[layer.values for layer in self.storage.layers[-1:]]
+                self.forward.states.arrays(), [a.values.arrays for a in self.storage.layers[-1:]]
             )
             token_ids = np.zeros(0, dtype=np.int64)
         ready = time.perf_counter()
@@ -231,6 +235,11 @@ class ModelRunner:
         """Drop what is kept for a request that has ended."""
         self._prompt_logprobs.pop(request_id, None)
         self.grammars.forget(request_id)
+
+    def trim(self, num_blocks: int) -> None:
+        """Keep no more than `num_blocks` blocks in memory."""
+        if self.storage.num_blocks > num_blocks:
+            self.storage.resize(num_blocks)
 
     def reset(self) -> None:
         """Give up everything that is kept between steps, after a step that failed."""

@@ -45,6 +45,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     daily_tokens: int | None = None
     weight: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
     rank: Annotated[int, msgspec.Meta(ge=0, le=1)] = 0
+    cache_group: str = ""
 
     def user(self) -> User:
         """Whom the key stands for."""
@@ -54,7 +55,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             is_admin=self.admin,
             max_running=self.max_running,
             daily_tokens=self.daily_tokens,
-            standing=Standing(self.weight, self.rank),
+            standing=Standing(self.weight, self.rank, self.cache_group),
         )
 
     def is_expired(self, now: float) -> bool:

@@ -18,6 +18,18 @@ _ENGINE_GAUGES = {
     "kv_cache_usage_perc": "Share of the KV blocks in use, 0 to 1",
     "num_preemptions": "Preemptions since the engine started",
     "num_steps": "Steps since the engine started",
+    "kv_blocks_used": "KV blocks that requests use",
+    "kv_blocks_cached": "KV blocks whose content can be found again",
+    "kv_blocks_available": "KV blocks that can be taken now",
+    "kv_blocks_in_memory": "KV blocks that exist in memory",
+    "kv_evictions": "KV blocks that lost their content to another one since the engine started",
+    "prefix_cache_hit_rate": "Part of the looked-up tokens that were found, 0 to 1",
+}
+_USER_GAUGES = {
+    "user_prefix_cache_queries": ("queries", "Requests that looked for a known prefix, by user"),
+    "user_prefix_cache_hits": ("hits", "Requests that found one, by user"),
+    "user_prefix_cache_hit_tokens": ("hit_tokens", "Tokens that were found, by user"),
+    "user_kv_evictions": ("evictions", "A user's blocks that lost their content to others"),
 }
 
 
@@ -55,11 +67,19 @@ class Metrics:
             name: Gauge(f"mlx_cb:{name}", text, registry=r) for name, text in _ENGINE_GAUGES.items()
         }
 
+        self._users = {
+            name: Gauge(f"mlx_cb:{name}", text, ["user"], registry=r)
+            for name, (_, text) in _USER_GAUGES.items()
+        }
+
     def exposition(self, num_live: int, engine_status: dict[str, Any]) -> bytes:
         """The scrape's text; gauges that the engine does not report keep their last value."""
         self._live.set(num_live)
         for name, value in _engine_values(engine_status).items():
             self._engine[name].set(value)
+        for user, counts in engine_status.get("users", {}).items():
+            for name, (key, _) in _USER_GAUGES.items():
+                self._users[name].labels(user).set(counts.get("prefix_cache", {}).get(key, 0))
         return generate_latest(self._registry)
 
 
@@ -73,6 +93,11 @@ def _engine_values(status: dict[str, Any]) -> dict[str, float]:
         values["num_preemptions"] = requests["preemptions"]
     if blocks:
         values["kv_cache_usage_perc"] = blocks["used"] / max(1, blocks["capacity"])
+        for name in ("used", "cached", "available", "in_memory"):
+            values[f"kv_blocks_{name}"] = blocks[name]
+        values["kv_evictions"] = blocks["evictions"]
+    if prefix_cache := status.get("prefix_cache"):
+        values["prefix_cache_hit_rate"] = prefix_cache["hit_rate"]
     if steps := status.get("steps"):
         values["num_steps"] = steps["count"]
     return values

@@ -135,3 +135,10 @@ class TestShippedFile:
     def test_an_unknown_run_is_refused(self):
         with pytest.raises(InvalidRequest, match="no run named nothing"):
             chosen_runs(self.file, frozenset({"nothing"}))
+
+
+class TestMemoryFile(TestShippedFile):
+    file = read_gates(SHIPPED.with_name("gates_memory.toml"))
+
+    def test_every_goal_of_the_issue_is_there(self):
+        assert {gate.goal for gate in self.file.gate} == {"G8", "G9", "G14", "G21"}
