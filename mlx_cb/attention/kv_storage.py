@@ -107,6 +107,12 @@ class Tiles:
             parts.append(taken.reshape(rows, heads, num_blocks * block_size, width))
         return self.form.decode(parts)
 
+    def put_blocks(self, block_ids: mx.array, parts: Sequence[mx.array]) -> None:
+        """Overwrite whole blocks with parts as they are stored, one per array."""
+        for index, part in enumerate(parts):
+            if part.size:
+                self.arrays[index][block_ids] = part
+
     def copy_blocks(self, sources: mx.array, targets: mx.array) -> None:
         """Give the target blocks the sources' content; all sources are read before any write."""
         read = [array[sources] for array in self.arrays]
@@ -152,6 +158,12 @@ class KVLayer:
         """Store T rows: keys (T, num_kv_heads, key_dim), values (T, num_kv_heads, value_dim)."""
         self.keys.write(keys, slots, quantizer)
         self.values.write(values, slots, quantizer)
+
+    def put_blocks(self, block_ids: mx.array, parts: Sequence[mx.array]) -> None:
+        """Overwrite whole blocks; one part per array of `arrays`, (N, heads, block_size, width)."""
+        num_keys = len(self.keys.arrays)
+        self.keys.put_blocks(block_ids, parts[:num_keys])
+        self.values.put_blocks(block_ids, parts[num_keys:])
 
     def gather(self, table: BlockTable) -> tuple[mx.array, mx.array]:
         """Contiguous copies of the keys and values of (rows, blocks) block ids.

@@ -5,7 +5,6 @@ Owns the words for people and what must hold before the network is let in.
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import time
 from pathlib import Path
@@ -16,6 +15,8 @@ import click
 from mlx_cb.cli.options import config_path
 from mlx_cb.config import ServerConfig
 from mlx_cb.errors import InvalidRequest
+
+_PAIRING_S = 86400.0  # how long the link holds that is shown at the start
 
 if TYPE_CHECKING:
     from mlx_cb.server.tls import Certificates
@@ -124,7 +125,20 @@ async def announce(front: Any, port: int) -> None:
     """Make a server for the network known by Bonjour until cancelled."""
     if not front.config.lan:
         return
-    from mlx_cb.server.lan import made_known
+    from mlx_cb.server.lan import stay_known
 
-    async with made_known(port, front.served_name, _scheme(front.config)):
-        await asyncio.Event().wait()
+    await stay_known(port, front.served_name, _scheme(front.config))
+
+
+def open_doors(front: Any, address: str) -> None:
+    """Remember the address for links that commands make; in a network show a first link."""
+    doors = front.doors
+    if doors is None or not doors.keys.ever_had_any:
+        return
+    doors.sign_ins.announce(address)
+    if front.config.lan:
+        from mlx_cb.cli.invites import show_link
+        from mlx_cb.server.links import address_of
+
+        made = address_of(address, doors.links.make(None, _PAIRING_S))
+        show_link(made, "lets one person in, once you confirm (more: mlx-cb keys invite NAME)")

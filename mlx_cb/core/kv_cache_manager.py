@@ -17,6 +17,11 @@ from mlx_cb.core.block_pool import BlockPool, Content
 from mlx_cb.core.checkpoints import Checkpoints
 from mlx_cb.core.prefix_waits import PrefixWaits, SharedPrefix
 from mlx_cb.core.request import Request, RequestStatus
+from mlx_cb.core.scheduler_output import SchedulerOutput
+from mlx_cb.core.ssd_tier import SsdTier
+
+#: Least part of a block that is copied rather than computed again.
+WORTH_COPYING = 0.25
 
 
 @dataclass(slots=True)
@@ -61,7 +66,7 @@ class KVCacheManager:
 
     With `checkpoints` a prefix is usable only up to a border whose state was saved there; `keeps`
     says whether layers that drop old blocks still have what comes before so many tokens of these
-    blocks.
+    blocks. What `tier` holds comes back to a request once it is admitted.
     """
 
     def __init__(
@@ -72,11 +77,15 @@ class KVCacheManager:
         prefix_cache: bool,
         checkpoints: Checkpoints | None = None,
         keeps: Callable[[Sequence[int], int], bool] = lambda *_: True,
+        tier: SsdTier | None = None,
     ) -> None:
         self.pool = pool
         self.block_size = block_size
         self.prefix_cache = prefix_cache
         self.checkpoints = checkpoints
+        self.tier = tier
+        if tier is not None:
+            pool.on_evict = tier.evict
         self._keeps = keeps
         self._waits = PrefixWaits()
         self.forget_stats()
@@ -106,6 +115,10 @@ class KVCacheManager:
     def num_missing_blocks(self, request: Request) -> int:
         """Blocks a request still has to take for its known text and one token more."""
         return max(0, self.num_blocks_for(request.num_tokens + 1) - len(request.block_table))
+
+    def num_resident_tokens(self, request: Request) -> int:
+        """Tokens of a request that need no computing as things are."""
+        return len(self._find_prefix(request)) * self.block_size
 
     def can_admit(self, request: Request, *, headroom: int) -> bool:
         """True when the whole known text fits beside `headroom` blocks for others' growth."""
@@ -158,6 +171,30 @@ class KVCacheManager:
             stats.count(request.num_tokens, request.num_computed_tokens)
         return request.num_computed_tokens
 
+    def hashes_behind_prefix(self, request: Request) -> list[bytes]:
+        """Content hashes of the full blocks that a request still has to compute.
+
+        The last token is left to compute, because its logits are needed.
+        """
+        if not self._may_share(request):
+            return []
+        num_full = (request.num_tokens - 1) // self.block_size
+        return self._hashes(request, num_full)[len(request.block_table) : num_full]
+
+    def keep_full_blocks(self, request: Request) -> None:
+        """Take back the promise of a part of a block: the whole one comes from elsewhere."""
+        request.copy_from = None
+        num_full = len(request.block_table) * self.block_size
+        self.count_found(request, num_full - request.num_computed_tokens)
+        request.num_computed_tokens = num_full
+
+    def count_found(self, request: Request, num_tokens: int) -> None:
+        """So many more tokens (or fewer) of an admitted request need no computing."""
+        for stats in (self.stats, self.stats_by_user[request.user]):
+            stats.hit_tokens += num_tokens
+        if request.num_preemptions == 0:
+            request.num_cached_tokens += num_tokens
+
     def _find_rest(self, request: Request, hits: list[int]) -> int:
         """Tokens behind the hits to be copied from another block, which `copy_from` names."""
         request.copy_from = None
@@ -167,7 +204,9 @@ class KVCacheManager:
         count = min(self.block_size, request.num_tokens - 1 - start)
         wanted = self._tokens(request, len(hits), count)
         block_id, count = self.pool.find_beginning(self._parent(request, len(hits)), wanted)
-        if not count or not self._keeps([*hits, block_id], start + count):
+        if count < WORTH_COPYING * self.block_size or not count:
+            return 0
+        if not self._keeps([*hits, block_id], start + count):
             return 0
         request.copy_from = block_id
         return count
@@ -226,6 +265,8 @@ class KVCacheManager:
                 request.user,
             )
             self.pool.remember(request.block_table[index], content)
+            if self.tier is not None:
+                self.tier.note(hashes[index])
         self._waits.settle(request, first, num_full)
         request.num_hashed_blocks = num_full
         self._keep_border(request, num_full)
@@ -245,9 +286,17 @@ class KVCacheManager:
                 self.checkpoints.replace(request.border_hash, content_hash, border.state)
                 request.border_hash = content_hash
 
+    def order_moves(self, plan: SchedulerOutput) -> None:
+        """Put into a plan what has to be copied out before it runs, and what is to be read."""
+        if self.tier is not None:
+            plan.stores = self.tier.take_stores(self.pool.find)
+            plan.fetches = self.tier.take_fetches()
+
     def forget_all(self) -> None:
-        """Make nothing findable any more, after a step whose writes cannot be trusted."""
+        """Make nothing findable any more, and write none of it to the SSD."""
         self.pool.forget_all()
+        if self.tier is not None:
+            self.tier.forget_unsaved()
 
     def remember_rest(self, request: Request, num_tokens: int) -> None:
         """Make what is behind the full blocks of the first `num_tokens` findable.

@@ -8,17 +8,22 @@ prefill chunks in the policy's order. No MLX, no threads, no clock but the injec
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 
 from mlx_cb.config import SchedulerConfig
 from mlx_cb.core.cost_model import StepCostModel
+from mlx_cb.core.deadlines import Deadlines
+from mlx_cb.core.entrance import Entrance
+from mlx_cb.core.integrity import check_places
 from mlx_cb.core.journal import ChunkRecord, Journal, StepRecord, tell
 from mlx_cb.core.kv_cache_manager import KVCacheManager
 from mlx_cb.core.outputs import FinishReason, RequestOutput, SampledToken
-from mlx_cb.core.policy import POLICIES
+from mlx_cb.core.policies import POLICIES
 from mlx_cb.core.prefix_waits import SharedPrefix
+from mlx_cb.core.pressure import Ladder, admission_order, choose_victim
 from mlx_cb.core.request import Request, RequestEvent, RequestStatus
+from mlx_cb.core.restoring import Restoring
 from mlx_cb.core.scheduler_output import MAX_EXPLAINED, ScheduledChunk, SchedulerOutput
 from mlx_cb.core.token_budget import StepShape, token_budget
 
@@ -36,6 +41,8 @@ class Scheduler:
         self.config = config
         self.kv_cache = kv_cache
         self.policy = POLICIES[config.policy]()
+        self.entrance = Entrance(config, self.policy)
+        self.service: defaultdict[str, float] = defaultdict(float)  # seconds by user, since start
         self.cost_model = StepCostModel()
         self.journal = Journal(config.journal_steps)
         self.requests: dict[str, Request] = {}
@@ -45,8 +52,11 @@ class Scheduler:
         self.num_padding = 0
         self.pad_table = kv_cache.pool.allocate(1) if self.policy.pads_finished else []
         self.num_preemptions = 0
+        self.ladder = Ladder()
+        self.restoring = Restoring(kv_cache)
         self.step = 0
         self._clock = clock
+        self._deadlines = Deadlines()
 
     # Stage 1: queue.
 
@@ -55,6 +65,8 @@ class Scheduler:
         self.requests[request.request_id] = request
         self.waiting[request.request_id] = request
         self.policy.join(request.user, request.standing)
+        self._deadlines.add(request)
+        request.num_resident_tokens = self.kv_cache.num_resident_tokens(request)
         request.waiting_for = "next step"
         self._note(request, "queued", f"{request.num_prompt_tokens} prompt tokens")
 
@@ -65,10 +77,23 @@ class Scheduler:
             return None
         return self._finish(request, FinishReason.ABORT)
 
+    def expire(self) -> list[RequestOutput]:
+        """End the requests whose deadline has passed, with what they have produced."""
+        if not self._deadlines:
+            return []
+        due = self._deadlines.due(self._clock())
+        return [self._finish(request, FinishReason.DEADLINE) for request in due]
+
     @property
     def has_work(self) -> bool:
         """True while any request is unfinished."""
         return bool(self.requests)
+
+    @property
+    def is_held(self) -> bool:
+        """True while all that is unfinished is paused by an operator: no step can advance it."""
+        is_paused = self.entrance.restraint.is_paused
+        return bool(self.requests) and all(map(is_paused, self.requests.values()))
 
     @property
     def num_running(self) -> int:
@@ -90,6 +115,7 @@ class Scheduler:
         plan = SchedulerOutput(StepRecord(self.step, self._clock()))
         self._schedule_decodes(plan)
         self._schedule_prefills(plan)
+        self.kv_cache.order_moves(plan)
         plan.complete_record(self.cost_model, self.kv_cache.pool, len(self.waiting))
         if plan.is_empty:
             self.step -= 1
@@ -99,50 +125,46 @@ class Scheduler:
 
     def _schedule_decodes(self, plan: SchedulerOutput) -> None:
         block_size = self.kv_cache.block_size
-        still_decoding = []
         for request in self.decoding:
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for a request before it in this very loop
             if request.awaits_last_token:
                 self.num_padding += self.policy.pads_finished
                 continue
-            if len(
-                request.block_table
-            ) * block_size <= request.num_computed_tokens and not self._make_room(
-                request, request.num_computed_tokens + 1, plan
+            wanted = request.num_computed_tokens + 1
+            if len(request.block_table) * block_size < wanted and not self._make_room(
+                request, wanted, plan
             ):
                 continue
             request.num_computed_tokens += 1
             request.num_in_flight += 1
-            still_decoding.append(request)
-        self.decoding = still_decoding
-        plan.decodes = still_decoding.copy()
+            plan.decodes.append(request)
+        self.decoding = plan.decodes.copy()
         if not self.decoding:
             self.num_padding = 0
         plan.num_padding, plan.pad_table = self.num_padding, self.pad_table
 
     def _make_room(self, request: Request, num_tokens: int, plan: SchedulerOutput) -> bool:
-        """Slots for `num_tokens`, preempting the youngest while there are none.
+        """Slots for `num_tokens`, taking others' blocks while there are none; see `choose_victim`.
 
-        Requests that already have rows in this plan are safe: decodes are visited oldest first.
-        False when the request itself was the youngest and had to go.
+        Members of this plan are safe. False when the request itself had to give way.
         """
         while not self.kv_cache.allocate_slots(request, num_tokens):
-            planned = {id(r) for r in plan.decodes} | {id(c.request) for c in plan.prefills}
-            running = [
-                candidate
-                for candidate in (*self.decoding, *self.prefilling)
-                if candidate.status is RequestStatus.RUNNING and id(candidate) not in planned
-            ]
-            victim = max(running, key=_admission_order)
+            everyone = (*self.decoding, *self.prefilling)
+            running = [r for r in everyone if r.status is RequestStatus.RUNNING]
+            members = plan.members()
+            spare = [r for r in running if r is request or r.request_id not in members]
+            victim = choose_victim(spare, running, self.policy.charged)
             self._preempt(victim, plan, f"no block for {request.request_id}")
             if victim is request:
                 return False
         return True
 
     def _preempt(self, victim: Request, plan: SchedulerOutput, cause: str) -> None:
-        """Take a request's blocks; it waits again with its output kept and is recomputed later."""
-        self.kv_cache.free(victim)
+        """Take a request's blocks; it waits again, and what was written stays findable."""
+        self.ladder.take_from(victim)
+        self.kv_cache.remember(victim, min(victim.num_computed_tokens, victim.num_tokens))
+        self._release(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.num_preemptions += 1
         victim.waiting_for = "blocks"
@@ -153,9 +175,14 @@ class Scheduler:
         plan.record.preempted[victim.request_id] = cause
         self._note(victim, "preempted", cause)
 
+    def _release(self, request: Request) -> None:
+        self.kv_cache.free(request)
+        self.restoring.end(request)
+
     def _schedule_prefills(self, plan: SchedulerOutput) -> None:
         if not (self.waiting or self.prefilling):
             return
+        self.restoring.advance(self.prefilling, plan, self._make_room)
         num_decodes = len(plan.decodes)
         context = sum(request.num_computed_tokens for request in plan.decodes)
         joining = len(self.prefilling) + len(self.waiting)
@@ -163,15 +190,10 @@ class Scheduler:
         budget = token_budget(self.config, self.cost_model, StepShape(num_decodes, crowd, context))
         plan.record.token_budget = budget
         # Something always moves: a full house of decodes leaves one quantum to those who wait.
-        room = max(budget - num_decodes, min(budget, self.kv_cache.block_size))
-        may_admit = self.policy.may_admit(self.num_running)
-        places = {
-            user: self.policy.max_running(user, self.config.max_num_seqs)
-            for user in {request.user for request in self.waiting.values()}
-        }
-        running = Counter(request.user for request in (*self.decoding, *self.prefilling))
+        share = int(self.entrance.restraint.prefill_share * (budget - num_decodes))
+        room = max(share, min(budget, self.kv_cache.block_size))
+        self.entrance.open((*self.decoding, *self.prefilling))
         blocks_short = bool(plan.record.preempted)
-        joins_later = not self.policy.pads_finished
         for request in self._prefill_candidates(plan):
             if len(plan.record.passed_over) >= MAX_EXPLAINED and room <= 0:
                 break
@@ -180,21 +202,18 @@ class Scheduler:
                 plan.pass_over(request, "budget")
             elif request.status is RequestStatus.RUNNING:
                 room -= self._schedule_chunk(plan, request, room)
-            elif not may_admit:
-                plan.pass_over(request, "batch to end")
-            elif self.num_running >= self.config.max_num_seqs:
-                plan.pass_over(request, "slots")
-            elif running[request.user] >= places[request.user]:
-                plan.pass_over(request, "fair share")
-            elif joins_later and (shared := self.kv_cache.in_the_making(request)):
+            elif reason := self.entrance.refusal(request):
+                plan.pass_over(request, reason)
+            elif not self.policy.pads_finished and (shared := self.kv_cache.in_the_making(request)):
                 room -= self._wait_for_prefix(plan, request, shared, room)
             elif blocks_short or not self._admit(plan, request):
                 # Whoever comes next must not take the blocks that this one is waiting for.
                 blocks_short = True
                 plan.pass_over(request, "blocks")
             else:
-                running[request.user] += 1
+                self.entrance.joined(request)
                 room -= self._schedule_chunk(plan, request, room)
+        self.ladder.stopped_admissions += blocks_short
 
     def _prefill_candidates(self, plan: SchedulerOutput) -> list[Request]:
         if not self.prefilling and self.num_running >= self.config.max_num_seqs:
@@ -204,7 +223,8 @@ class Scheduler:
                     break
             return []
         ready = [request for request in self.waiting.values() if request.num_in_flight == 0]
-        return self.policy.order((*self.prefilling, *ready), plan.record.started)
+        ordered = self.policy.order((*self.prefilling, *ready), plan.record.started)
+        return self.entrance.arrange(ordered)
 
     def _admit(self, plan: SchedulerOutput, request: Request) -> bool:
         headroom = len(self.decoding) + sum(
@@ -222,6 +242,7 @@ class Scheduler:
         self.prefilling.append(request)
         plan.record.admitted.append(request.request_id)
         self._note(request, "admitted", f"{cached} tokens cached")
+        self.restoring.begin(request, plan.record.started)
         return True
 
     def _wait_for_prefix(
@@ -243,11 +264,14 @@ class Scheduler:
             return 0
         start = request.num_computed_tokens
         count = min(request.num_uncomputed_tokens, room)
+        if request in self.restoring:
+            plan.pass_over(request, "ssd")
+            return 0
         if not self._make_room(request, start + count, plan):
             return 0
-        if request.copy_from is not None:
-            plan.copy_block(request, start // self.kv_cache.block_size)
+        plan.copy_promised(request, start // self.kv_cache.block_size)
         request.num_computed_tokens = start + count
+        self.ladder.compute(request, start, start + count)
         samples = request.num_uncomputed_tokens == 0
         plan.prefills.append(ScheduledChunk(request, start, count, samples))
         plan.record.prefills.append(ChunkRecord(request.request_id, start, count))
@@ -255,7 +279,7 @@ class Scheduler:
         if samples:
             request.num_in_flight += 1
             self.prefilling.remove(request)
-            insort(self.decoding, request, key=_admission_order)
+            insort(self.decoding, request, key=admission_order)
         return count
 
     # Stage 4: remove the finished.
@@ -269,8 +293,9 @@ class Scheduler:
         """
         plan.record.seconds = seconds
         self.cost_model.observe(plan.num_rows, plan.record.context_sum, seconds)
-        for user, part in plan.shares(self.cost_model).items():
-            self.policy.charge(user, part * seconds)
+        for (user, rank), part in plan.shares(self.cost_model).items():
+            self.policy.charge(user, rank, part * seconds)
+            self.service[user] += part * seconds
         for chunk in plan.prefills:
             if chunk.request.status is RequestStatus.RUNNING:
                 self.kv_cache.remember(chunk.request, chunk.start + chunk.num_tokens)
@@ -295,6 +320,14 @@ class Scheduler:
         self.kv_cache.forget_all()
         return outputs
 
+    def preempt_paused(self) -> None:
+        """What an operator has paused gives its place and blocks to others, and waits again."""
+        plan = SchedulerOutput(StepRecord(self.step, self._clock()))
+        for request in [*self.prefilling, *self.decoding]:
+            if self.entrance.restraint.is_paused(request):
+                self._preempt(request, plan, "paused by the operator")
+        self.decoding = [r for r in self.decoding if r.status is RequestStatus.RUNNING]
+
     def restart_running(self, cause: str) -> None:
         """Send every running request back to the queue, because the blocks' content is lost."""
         record = StepRecord(self.step, self._clock())
@@ -309,6 +342,7 @@ class Scheduler:
         assert not self.requests
         self.step = 0
         self.journal = Journal(self.config.journal_steps)
+        self.service.clear()
         self.kv_cache.forget_all()
         self.kv_cache.forget_stats()
 
@@ -316,36 +350,19 @@ class Scheduler:
         self, request: Request, token: SampledToken, plan: SchedulerOutput, now: float
     ) -> RequestOutput:
         token_ids = request.token_ids
-        if (
-            len(token_ids) % self.kv_cache.block_size == 0
-            and request.status is RequestStatus.RUNNING
-        ):
+        is_full = len(token_ids) % self.kv_cache.block_size == 0
+        if is_full and request.status is RequestStatus.RUNNING:
             self.kv_cache.remember(request, len(token_ids))
         if request.first_token_time is None:
             request.first_token_time = now
             self._note(request, "first token", "")
-        reason, stop_token_id, kept = None, None, [token.token_id]
-        if request.max_output_tokens == 0:
-            reason, kept = FinishReason.LENGTH, []
-        elif token.token_id in request.stop_token_ids:
-            reason, stop_token_id, kept = FinishReason.STOP, token.token_id, []
-        token_ids += kept
-        num_output = len(token_ids) - request.num_prompt_tokens
-        if reason is None and num_output >= request.max_output_tokens:
-            reason = FinishReason.LENGTH
+        before = len(token_ids)
+        reason = request.take(token.token_id)
+        kept = token_ids[before:]
         if reason is not None:
             plan.record.finished[request.request_id] = reason.value
             self._finish(request, reason)
-        return RequestOutput(
-            request.request_id,
-            kept,
-            logprobs=[token.logprobs] if kept and token.logprobs else None,
-            prompt_logprobs=token.prompt_logprobs,
-            finish_reason=reason,
-            stop_token_id=stop_token_id,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=request.num_cached_tokens,
-        )
+        return request.delta(token, kept, reason)
 
     def _finish(
         self, request: Request, reason: FinishReason, error: str | None = None
@@ -357,40 +374,22 @@ class Scheduler:
         if request in self.decoding:
             self.decoding.remove(request)
             self.num_padding += self.policy.pads_finished
-        self.kv_cache.free(request)
+        self._release(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         request.finished_time = self._clock()
         request.waiting_for = ""
         del self.requests[request.request_id]
-        self.policy.leave(request.user)
+        self.policy.leave(request.user, request.standing)
         self._note(request, "finished", error or reason.value)
         self.journal.keep_story(request, self.step)
-        return RequestOutput(
-            request.request_id,
-            finish_reason=reason,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=request.num_cached_tokens,
-            error=error,
-        )
+        return request.last_output(error)
 
     def _note(self, request: Request, what: str, detail: str) -> None:
         request.events.append(RequestEvent(self._clock(), self.step, what, detail))
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every request and every block is where it should be."""
-        placed = [*self.waiting.values(), *self.prefilling, *self.decoding]
-        assert len(placed) == len({request.request_id for request in placed})
-        for request in placed:
-            assert self.requests[request.request_id] is request
-            assert request.status is not RequestStatus.FINISHED
-            is_running = request.request_id not in self.waiting
-            assert is_running == (request.status is RequestStatus.RUNNING)
-            assert request.copy_from is None, "a copy was promised and not planned"
-        assert all(not request.block_table for request in self.waiting.values())
+        check_places(self.requests, self.waiting, [*self.prefilling, *self.decoding])
         tables = [self.pad_table, *(request.block_table for request in self.requests.values())]
         self.kv_cache.pool.check_integrity(tables)
-
-
-def _admission_order(request: Request) -> tuple[float, float, str]:
-    return (request.admitted_time or 0.0, request.arrival_time, request.request_id)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import psutil
 
 from mlx_cb.config import EngineConfig
-from mlx_cb.engine.core import request_memory
 from mlx_cb.errors import MlxCbError
 from mlx_cb.model.cache_spec import layer_kinds, store_as
 from mlx_cb.model.loader import LoadedModel, check_memory, open_model
+from mlx_cb.model.machine_memory import Machine, request_memory
 from mlx_cb.model.memory_plan import Limits, MemoryPlan, plan_memory, workspace_bytes
 from mlx_cb.model.probe import probe
 
@@ -44,7 +44,7 @@ def explain_memory(config: EngineConfig) -> MemoryReport:
             f"about {size(workspace_bytes(opened.config, opened.dtype.size))}",
         ),
     ]
-    memory = request_memory(config, still_to_load=opened.weights_bytes)
+    memory = request_memory(config, Machine.read(), opened.weights_bytes)
     how = "--kv-memory" if config.cache.kv_memory is not None else "a share of the rest"
     lines.append(_row("for requests", f"{size(memory)} ({how})"))
     stored = ", ".join(

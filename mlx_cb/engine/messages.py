@@ -13,7 +13,7 @@ import msgspec
 
 from mlx_cb.config import EngineConfig
 from mlx_cb.core.outputs import RequestOutput
-from mlx_cb.engine.interface import ModelInfo
+from mlx_cb.engine.interface import ModelInfo, Order
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.standing import EQUAL, Standing
 
@@ -34,6 +34,7 @@ class Add(msgspec.Struct, tag=True):
     params: SamplingParams
     user: str
     standing: Standing = EQUAL
+    timeout_s: float | None = None
 
 
 class Abort(msgspec.Struct, tag=True):
@@ -43,11 +44,18 @@ class Abort(msgspec.Struct, tag=True):
 
 
 class Ask(msgspec.Struct, tag=True):
-    """A question about the engine's state: `status`, `steps` or `explain`."""
+    """A question about the engine's state: `status`, `steps`, `explain`, `overview`."""
 
     question_id: int
     topic: str
     argument: int | str | None = None
+
+
+class Command(msgspec.Struct, tag=True):
+    """An operator's order; answered with the control's state."""
+
+    question_id: int
+    order: Order
 
 
 class Stop(msgspec.Struct, tag=True):
@@ -85,16 +93,17 @@ class Refused(msgspec.Struct, tag=True):
     error: str
     message: str
     param: str | None = None
+    retry_after: float | None = None
 
 
 class Answer(msgspec.Struct, tag=True):
-    """Reply to an Ask."""
+    """Reply to an Ask or a Command."""
 
     question_id: int
     data: Any
 
 
-ToWorker = Start | Add | Abort | Ask | Stop
+ToWorker = Start | Add | Abort | Ask | Command | Stop
 FromWorker = Ready | LoadFailed | StepOutputs | Refused | Answer
 
 _encoder = msgspec.msgpack.Encoder()

@@ -7,19 +7,23 @@ texts, delays, tool calls, refusals and failures. Knows nothing about HTTP.
 from __future__ import annotations
 
 import asyncio
+import math
+import random
 import re
 import shutil
 import tempfile
 import time
+from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from mlx_cb.core.outputs import FinishReason, RequestOutput, TokenLogprobs
-from mlx_cb.engine.interface import ModelInfo
+from mlx_cb.engine.interface import ModelInfo, Order
+from mlx_cb.engine.played import Orders, Played
 from mlx_cb.engine.script import Reply, Script, ScriptToken
 from mlx_cb.engine.scripted_model import (
     CONTROL_TOKENS,
@@ -33,24 +37,7 @@ from mlx_cb.standing import EQUAL, Standing
 
 _NEVER = -9999.0
 _REMEMBERED = 1000
-
-
-@dataclass(slots=True)
-class Played:
-    """The life of one request; times in seconds since the epoch."""
-
-    request_id: str
-    user: str
-    num_prompt_tokens: int
-    params: SamplingParams
-    queued_at: float
-    standing: Standing = EQUAL
-    status: str = "waiting"
-    admitted_at: float | None = None
-    first_token_at: float | None = None
-    finished_at: float | None = None
-    finish_reason: str | None = None
-    num_tokens: int = 0
+_TICK_S = 0.01  # how soon a paused reply notices that it may go on
 
 
 class ScriptedEngine:
@@ -59,6 +46,7 @@ class ScriptedEngine:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.played: dict[str, Played] = {}
+        self._machine_seconds: dict[str, float] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="mlx-cb-scripted-"))
         tokens = {token.value for reply in script.replies for token in reply.script_tokens()}
         named = {text.encode() for text in (*CONTROL_TOKENS, *MARKER_TOKENS)}
@@ -74,6 +62,7 @@ class ScriptedEngine:
         self._started = time.time()
         self._is_ready = False
         self._loading: asyncio.Task[None] | None = None
+        self._orders = Orders()
 
     async def start(self) -> None:
         """Return at once; ready after the script's `load_s`."""
@@ -123,7 +112,12 @@ class ScriptedEngine:
             layout="none",
             blas="none",
             created=int(self._started),
+            pooling=None if self.script.embedding_size is None else "last",
+            hidden_size=self.script.embedding_size or 0,
         )
+
+    def check_admission(self, user: str, standing: Standing = EQUAL) -> None:
+        """A script refuses by its replies alone."""
 
     async def generate(
         self,
@@ -133,13 +127,15 @@ class ScriptedEngine:
         *,
         user: str = "local",
         standing: Standing = EQUAL,
+        timeout_s: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Play the first reply that fits."""
         if not self._is_ready:
             raise EngineDead("the engine is not ready", retry_after=1.0)
         if len(prompt_ids) > self.script.max_model_len:
             raise ContextLengthExceeded("the prompt is longer than the script's max_model_len")
-        reply = self._find(prompt_ids)
+        size = self.script.embedding_size
+        reply = self._find(prompt_ids) if size is None else Reply()
         played = self._remember(
             Played(
                 request_id,
@@ -148,18 +144,27 @@ class ScriptedEngine:
                 params,
                 queued_at=time.time(),
                 standing=standing,
+                ends_at=None if timeout_s is None else time.time() + timeout_s,
             )
         )
         try:
             async with self._slots:
                 played.status, played.admitted_at = "running", time.time()
-                await asyncio.sleep(reply.prefill_s)
+                if await self._is_over_after(played, reply.prefill_s):
+                    yield self._end(played, self._over(played), {})
+                    return
                 played.first_token_at = time.time()
+                if size is not None:
+                    yield self._embedded(played, prompt_ids, size)
+                    return
                 async for output in self._outputs(reply, played, prompt_ids):
                     yield output
         finally:
             played.status, played.finished_at = "finished", time.time()
             played.finish_reason = played.finish_reason or FinishReason.ABORT.value
+            if played.admitted_at is not None:  # a script's machine works as long as it plays
+                taken = played.finished_at - played.admitted_at
+                self._machine_seconds[user] = self._machine_seconds.get(user, 0.0) + taken
 
     async def _outputs(
         self, reply: Reply, played: Played, prompt_ids: Sequence[int]
@@ -189,7 +194,9 @@ class ScriptedEngine:
             played.num_tokens += 1
             yield RequestOutput(played.request_id, [token_id], scores, **first)
             first.pop("prompt_logprobs", None)
-            await asyncio.sleep(reply.delay_s)
+            if await self._is_over_after(played, reply.delay_s):
+                yield self._end(played, self._over(played), first)
+                return
         if reply.finish == "error":
             yield self._end(played, FinishReason.ERROR, first)
         elif played.num_tokens >= limit:
@@ -197,10 +204,33 @@ class ScriptedEngine:
         else:
             yield self._end(played, FinishReason.STOP, first)
 
+    def _embedded(self, played: Played, prompt_ids: Sequence[int], size: int) -> RequestOutput:
+        """A vector of length 1 that only equal texts share."""
+        rng = random.Random(repr(list(prompt_ids)))
+        numbers = [rng.gauss(0.0, 1.0) for _ in range(size)]
+        length = math.hypot(*numbers)
+        made = self._end(played, FinishReason.LENGTH, {"num_prompt_tokens": len(prompt_ids)})
+        return replace(made, embedding=array("f", [n / length for n in numbers]).tobytes())
+
     def _end(self, played: Played, reason: FinishReason, first: dict[str, Any]) -> RequestOutput:
         played.finish_reason = reason.value
-        error = "the script ends in an error" if reason is FinishReason.ERROR else None
+        error = _END_ERRORS.get(reason)
         return RequestOutput(played.request_id, finish_reason=reason, error=error, **first)
+
+    async def _is_over_after(self, played: Played, seconds: float) -> bool:
+        """Pass the time, and what a pause adds; True when the reply is to end before its end."""
+        if played.ends_at is not None:
+            seconds = min(seconds, max(0.0, played.ends_at - time.time()))
+        await asyncio.sleep(seconds)
+        while self._orders.hold(played):
+            if played.is_late or played.is_cancelled:
+                break
+            await asyncio.sleep(_TICK_S)
+        return played.is_late or played.is_cancelled
+
+    @staticmethod
+    def _over(played: Played) -> FinishReason:
+        return FinishReason.ABORT if played.is_cancelled else FinishReason.DEADLINE
 
     def _tokens(self, reply: Reply, *, endless: bool) -> Iterator[ScriptToken]:
         tokens = reply.script_tokens()
@@ -267,11 +297,57 @@ class ScriptedEngine:
                 "decoding": states.count("running"),
                 "preemptions": 0,
             },
+            "control": self._orders.as_dict(),
+            "machine_seconds": dict(self._machine_seconds),
         }
+
+    async def order(self, order: Order) -> dict[str, Any]:
+        """Freeze nothing, pause and cancel replies."""
+        self._orders.take(order)
+        if order.verb.is_cancel:
+            for played in self.played.values():
+                if order.means(played.request_id, played.user):
+                    played.is_cancelled = True
+        return self._orders.as_dict()
 
     async def steps(self, last: int) -> list[dict[str, Any]]:
         """A script has no steps."""
         return []
+
+    async def overview(self, after: int) -> dict[str, Any] | None:
+        """Who plays and who waits; there are no steps."""
+        now = time.time()
+        here = [played for played in self.played.values() if played.status != "finished"]
+        users: dict[str, dict[str, Any]] = {}
+        for played in here:
+            own = users.setdefault(
+                played.user, {"running": 0, "waiting": 0, "reasons": {}, "oldest_wait": 0.0}
+            )
+            own["waiting" if played.status == "waiting" else "running"] += 1
+            if played.status == "waiting":
+                own["reasons"]["slots"] = own["reasons"].get("slots", 0) + 1
+                own["oldest_wait"] = max(own["oldest_wait"], now - played.queued_at)
+        return {
+            "now": now,
+            "columns": [],
+            "steps": [],
+            "num_requests": len(here),
+            "requests": [
+                {
+                    "id": played.request_id,
+                    "user": played.user,
+                    "status": played.status,
+                    "waiting_for": "slots" if played.status == "waiting" else "",
+                    "age": now - played.queued_at,
+                    "prompt": played.num_prompt_tokens,
+                    "cached": 0,
+                    "computed": played.num_prompt_tokens + played.num_tokens,
+                    "output": played.num_tokens,
+                }
+                for played in here
+            ],
+            "users": users,
+        }
 
     async def explain(self, request_id: str) -> dict[str, Any] | None:
         """When a request waited, played and ended."""
@@ -285,3 +361,9 @@ def _refusal(reply: Reply) -> MlxCbError:
     if reply.refuse == 503:
         return EngineDead("the script refuses: engine down", retry_after=reply.retry_after)
     return InvalidRequest("the script refuses this prompt")
+
+
+_END_ERRORS = {
+    FinishReason.ERROR: "the script ends in an error",
+    FinishReason.ABORT: "the operator of this server has cancelled the request",
+}

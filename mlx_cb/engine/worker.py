@@ -11,13 +11,14 @@ import logging
 import signal
 import socket
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_cb.engine.messages import (
     Abort,
     Add,
     Answer,
     Ask,
+    Command,
     LoadFailed,
     Ready,
     Refused,
@@ -30,7 +31,13 @@ from mlx_cb.engine.messages import (
 from mlx_cb.errors import MlxCbError
 from mlx_cb.model.light_import import skip_mlx_lm_init
 
+if TYPE_CHECKING:
+    from mlx_cb.engine.idle_memory import IdleMemory
+
 log = logging.getLogger("mlx_cb.engine")
+
+
+HELD_S = 0.5  # how often paused requests are looked after: their deadlines, and a sign of life
 
 
 class Worker:
@@ -44,7 +51,6 @@ class Worker:
         """Load, report, step until told to stop or the front is gone."""
         skip_mlx_lm_init()
         from mlx_cb.engine.core import EngineCore
-        from mlx_cb.engine.idle_memory import IdleMemory
 
         (start,) = self._channel.receive(None)
         assert isinstance(start, Start)
@@ -57,9 +63,17 @@ class Worker:
         gc.collect()
         gc.freeze()
         self._channel.send(Ready(self._core.info()))
+        try:
+            self._serve()
+        finally:
+            self._core.close()
+
+    def _serve(self) -> None:
+        from mlx_cb.engine.idle_memory import IdleMemory
+
         idle_memory = IdleMemory(self._core)
         while not self._stopping:
-            messages = self._channel.receive(0.0 if self._core.has_work else idle_memory.wait_s())
+            messages = self._channel.receive(self._wait_s(idle_memory))
             for message in messages:
                 self._take(message)
             if not (messages or self._core.has_work):
@@ -72,6 +86,13 @@ class Worker:
                     tokens, seconds = record.rows_prefill, record.seconds or 0.0
                 self._channel.send(StepOutputs(outputs, tokens, seconds))
 
+    def _wait_s(self, idle_memory: IdleMemory) -> float | None:
+        """Seconds to wait for messages; None for ever."""
+        if self._core.is_held:
+            return HELD_S
+        is_busy = self._core.has_work or self._core.idle()
+        return 0.0 if is_busy else idle_memory.wait_s()
+
     def _take(self, message: ToWorker) -> None:
         match message:
             case Add():
@@ -80,6 +101,9 @@ class Worker:
                 self._core.abort(request_id)
             case Ask(question_id, topic, argument):
                 self._channel.send(Answer(question_id, self._answer(topic, argument)))
+            case Command(question_id, order):
+                self._core.order(order)
+                self._channel.send(Answer(question_id, self._core.governor.as_dict()))
             case Stop():
                 self._stopping = True
             case Start():
@@ -93,10 +117,18 @@ class Worker:
                 message.params,
                 message.user,
                 message.standing,
+                message.timeout_s,
             )
         except MlxCbError as error:
-            name = type(error).__name__
-            self._channel.send(Refused(message.request_id, name, error.message, error.param))
+            self._channel.send(
+                Refused(
+                    message.request_id,
+                    type(error).__name__,
+                    error.message,
+                    error.param,
+                    error.retry_after,
+                )
+            )
 
     def _answer(self, topic: str, argument: Any) -> Any:
         scheduler = self._core.scheduler
@@ -104,6 +136,8 @@ class Worker:
             return scheduler.journal.last(argument)
         if topic == "explain":
             return scheduler.explain(argument)
+        if topic == "overview":
+            return self._core.overview(argument)
         return self._core.status()
 
 

@@ -1,6 +1,7 @@
-"""Who calls, and whether he may: finds the key in the headers, checks the route's right.
+"""Who calls, and whether he may: finds key or cookie in the headers, checks the route's right.
 
-Owns the table of rights. Puts the `User` into the request's state as `account` and his name as
+Owns the table of rights. What a browser adds by itself (a cookie, Basic) counts only for requests
+of our own pages. Puts the `User` into the request's state as `account` and his name as
 `user`, which becomes the engine's user: fairness and the prefix cache's salt go by it. A key is
 never logged, nor any part of one.
 """
@@ -9,19 +10,20 @@ from __future__ import annotations
 
 import base64
 import binascii
-import logging
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mlx_cb.errors import Forbidden, MlxCbError, Overloaded, Unauthorized
+from mlx_cb.errors import MlxCbError, Unauthorized
 from mlx_cb.server import dialects
 from mlx_cb.server.answering import error_headers
-from mlx_cb.server.keys import Keys, digest
-from mlx_cb.server.rate import Attempts
+from mlx_cb.server.cookies import check_body_type, cookie_of, is_foreign, is_own_page
+from mlx_cb.server.doors import Doors
+from mlx_cb.server.one_document import OneDocument
 from mlx_cb.server.streaming import Whole, send_whole
 from mlx_cb.server.users import LOCAL, Right, User
 
-_log = logging.getLogger("mlx_cb.server")
+SIGN_IN_PAGE = "sign_in/sign-in.html"
+_HTML = b"text/html; charset=utf-8"
 
 # Every other path, known or not, is for those who may use the model.
 _RIGHTS = {
@@ -32,6 +34,10 @@ _RIGHTS = {
     "/usage": Right.ANYONE_KNOWN,
     "/openapi.json": Right.ANYONE_KNOWN,
     "/docs": Right.ANYONE_KNOWN,
+    "/sign-in": Right.PUBLIC,  # whoever comes here has yet to say who he is
+    "/sign-out": Right.ANYONE_KNOWN,
+    "/account": Right.ANYONE_KNOWN,
+    "/account/key": Right.ANYONE_KNOWN,
 }
 _RIGHTS_BELOW = (("/status/", Right.ANYONE_KNOWN), ("/admin", Right.ADMIN))
 
@@ -67,14 +73,14 @@ def presented_keys(headers: dict[bytes, bytes]) -> list[bytes]:
 
 
 class KeyCheck:
-    """ASGI middleware. Without `keys` everyone is the one local user."""
+    """ASGI middleware. Without `doors` everyone is the one local user."""
 
-    def __init__(self, app: ASGIApp, keys: Keys | None, always: bool) -> None:
+    def __init__(self, app: ASGIApp, doors: Doors | None, always: bool) -> None:
         """`always`: a key is needed even while the file has none (off loopback)."""
         self._app = app
-        self._keys = keys
+        self._doors = doors
         self._always = always
-        self._attempts = Attempts()
+        self._page = OneDocument(SIGN_IN_PAGE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -88,53 +94,68 @@ class KeyCheck:
             if user is not None:
                 user.check(right)
         except MlxCbError as error:
-            await _refuse(scope, send, error)
+            await _refuse(scope, send, error, self._page)
             return
         if user is not None:
             state["user"], state["account"] = user.name, user
         await self._app(scope, receive, send)
 
     def _who(self, scope: Scope, right: Right) -> User | None:
-        """The caller; None for a stranger on a public path. Raises Unauthorized, Overloaded."""
-        if not self._always and (self._keys is None or not self._keys.ever_had_any):
+        """The caller; None for a stranger on a public path.
+
+        Raises Unauthorized, Overloaded, and Forbidden for what a cookie cannot ask.
+        """
+        doors = self._doors
+        if not self._always and (doors is None or not doors.keys.ever_had_any):
             return LOCAL
         if right is Right.PUBLIC:
             return None
-        presented = presented_keys(dict(scope["headers"]))
-        if not presented:
-            raise Unauthorized(
-                "this server needs a key: send it as Authorization: Bearer KEY or x-api-key: KEY"
-            )
-        address = (scope.get("client") or ("-",))[0]
+        headers = dict(scope["headers"])
+        if is_foreign(headers) and headers.get(b"authorization", b"")[:5].lower() == b"basic":
+            del headers[b"authorization"]
+        presented = presented_keys(headers)
+        address = address_of(scope)
         for key in presented:
-            if (user := self._try(address, key)) is not None:
-                return user
-        raise Unauthorized("this key is not known here, or has expired; ask who runs the server")
-
-    def _try(self, address: str, key: bytes) -> User | None:
-        """Whom the key stands for. Raises Overloaded while this address guesses too much."""
-        hashed = digest(key)
-        if wait := self._attempts.wait(address, hashed):
-            raise Overloaded("too many wrong keys came from this address", retry_after=wait)
-        user = self._keys.find(key) if self._keys is not None else None
-        if user is None:
-            self._attempts.failed(address, hashed)
-            _log.warning("a wrong key came from %s", address)
-            return None
-        self._attempts.passed(address, hashed)
-        return user
+            record = doors.record_of_key(address, key) if doors is not None else None
+            if record is not None:
+                return record.user()
+        if presented:
+            raise Unauthorized(
+                "this key is not known here, or has expired; ask who runs the server"
+            )
+        if doors is not None and (user := _signed_in(doors, scope, headers)) is not None:
+            return user
+        raise Unauthorized(
+            "this server needs a key: send it as Authorization: Bearer KEY or x-api-key: KEY"
+        )
 
 
-async def _refuse(scope: Scope, send: Send, error: MlxCbError) -> None:
-    made = dialects.error_answer(scope["path"], error, scope["state"]["request_id"])
+def _signed_in(doors: Doors, scope: Scope, headers: dict[bytes, bytes]) -> User | None:
+    """Whose browser this is; None without a cookie that counts. Raises Forbidden."""
+    token = cookie_of(headers, scope["scheme"] == "https")
+    if token is None or not is_own_page(scope["method"], headers):
+        return None
+    user = doors.sign_ins.user_of(token)
+    if user is not None:
+        check_body_type(scope["method"], headers)
+    return user
+
+
+def address_of(scope: Scope) -> str:
+    """Where a request comes from."""
+    return str((scope.get("client") or ("-",))[0])
+
+
+async def _refuse(scope: Scope, send: Send, error: MlxCbError, page: OneDocument) -> None:
+    """The error in the words of the path's dialect; a person at a browser can sign in instead."""
     headers = error_headers(error)
-    if not isinstance(error, (Forbidden, Overloaded)):
-        headers = (*headers, (b"www-authenticate", _challenge(scope)))
+    is_page = dict(scope["headers"]).get(b"sec-fetch-mode") == b"navigate"
+    if isinstance(error, Unauthorized):
+        # Not Basic: browsers would ask for a name and password before they show the page.
+        headers = (*headers, (b"www-authenticate", b'Bearer realm="mlx-cb"'))
+    if is_page and isinstance(error, Unauthorized):
+        headers = (*headers, (b"content-security-policy", page.policy.encode()))
+        await send_whole(send, Whole(page.text.encode(), 401, _HTML, headers))
+        return
+    made = dialects.error_answer(scope["path"], error, scope["state"]["request_id"])
     await send_whole(send, Whole(made.body, made.status, made.media_type, headers))
-
-
-def _challenge(scope: Scope) -> bytes:
-    """Basic makes a browser ask the person, which is right for pages and wrong for scripts."""
-    headers = dict(scope["headers"])
-    is_page = headers.get(b"sec-fetch-mode") == b"navigate"
-    return b'Basic realm="mlx-cb"' if is_page else b'Bearer realm="mlx-cb"'

@@ -15,7 +15,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _log = logging.getLogger("mlx_cb.access")
-_QUIET = frozenset({"/health", "/metrics"})  # asked every few seconds by probes
+_QUIET = frozenset({"/health", "/metrics", "/admin/state"})  # asked every few seconds by probes
 
 
 class AccessLog:

@@ -6,29 +6,49 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from mlx_cb.errors import MlxCbError
-from mlx_cb.server import admin, dialects, openapi, usage_routes
+from mlx_cb.server import (
+    admin,
+    control_routes,
+    dialects,
+    openapi,
+    operator_routes,
+    sign_in_routes,
+    usage_routes,
+)
 from mlx_cb.server.access import KeyCheck
 from mlx_cb.server.access_log import AccessLog
 from mlx_cb.server.auth import Guard, is_loopback
 from mlx_cb.server.dialects.openai_wire import error_object
 from mlx_cb.server.front import Front
-from mlx_cb.server.keys import Keys
+from mlx_cb.server.safe_headers import SafeHeaders
+
+
+def all_routes(front: Front) -> list[BaseRoute]:
+    """Every route of the server; the API's description tells of all but itself."""
+    described = [
+        *dialects.routes(front),
+        *admin.routes(front),
+        *usage_routes.routes(front),
+        *sign_in_routes.routes(front),
+        *operator_routes.routes(front),
+        *control_routes.routes(front),
+    ]
+    return [*described, *openapi.routes(described, dialects.error_type)]
 
 
 def create_app(front: Front) -> ASGIApp:
     """The ASGI application of one server."""
-    routes = [*dialects.routes(front), *admin.routes(front), *usage_routes.routes(front)]
     app = Starlette(
-        routes=[*routes, *openapi.routes(routes)],
+        routes=all_routes(front),
         exception_handlers={HTTPException: _router_error, MlxCbError: _own_error},
     )
     config = front.config
-    keys = Keys(config.keys_file) if config.keys_file is not None else None
-    checked = KeyCheck(app, keys, always=not is_loopback(config.host))
-    return AccessLog(Guard(checked, config), config.log_format)
+    checked = KeyCheck(app, front.doors, always=not is_loopback(config.host))
+    return AccessLog(SafeHeaders(Guard(checked, config)), config.log_format)
 
 
 async def _router_error(request: Request, error: Exception) -> Response:

@@ -13,25 +13,39 @@ from pathlib import Path, PurePosixPath
 
 from mlx_cb.config import ServerConfig
 from mlx_cb.engine.interface import Engine, ModelInfo
-from mlx_cb.errors import ContextLengthExceeded, EngineDead, InvalidRequest, ModelNotFound
+from mlx_cb.errors import (
+    ContextLengthExceeded,
+    Draining,
+    EngineDead,
+    InvalidRequest,
+    ModelNotFound,
+)
 from mlx_cb.sampling_params import SamplingParams
-from mlx_cb.server.accounts import Accounts
+from mlx_cb.server.accounts import Accounts, Limits
+from mlx_cb.server.doors import Doors
 from mlx_cb.server.generate_input import GenerateInput, PromptInput
 from mlx_cb.server.generation import Choice, Generation
+from mlx_cb.server.log_tail import LogTail
+from mlx_cb.server.machine_time import MachineTime
 from mlx_cb.server.metrics import Metrics
 from mlx_cb.server.structured import beside_calls, forced_call_grammar, with_grammar
+from mlx_cb.server.terms import Terms
 from mlx_cb.server.tool_choice import ToolChoice
 from mlx_cb.server.transcript import Transcript
 from mlx_cb.server.usage import Usage
 from mlx_cb.server.users import User
 from mlx_cb.server.views import Owners
+from mlx_cb.text.call_forms import CALL_FORMS, CallForm
 from mlx_cb.text.chat_template import ChatInput, Prompt
+from mlx_cb.text.harmony import HarmonyFormat
 from mlx_cb.text.model_text import ModelText
 from mlx_cb.text.output_parser import OutputParser, ParserOptions
-from mlx_cb.text.tools import CALL_FORMS, CallForm
+from mlx_cb.text.sections import OutputFormat
 
 # Encoding fewer characters than this takes less time than moving it to a thread.
 _SHORT_PROMPT = 4000
+# A drained server is as a rule started anew, which nobody here can know the time of.
+DRAINING_RETRY_S = 30.0
 
 
 class PromptTooLong(ContextLengthExceeded):
@@ -55,10 +69,16 @@ class Front:
         self.config = config
         self.metrics = Metrics()
         usage = Usage(config.usage_file)
-        self.accounts = Accounts(usage, config.engine.scheduler.max_queue_wait_s)
+        limits = Limits(config.engine.scheduler.max_queue_wait_s, config.max_queued_per_user)
+        self.accounts = Accounts(usage, limits)
+        self.log_tail = LogTail()
+        self.log_tail.install()
+        self.machine_time = MachineTime(engine, usage)
         self.owners = Owners()
+        self.doors = None if config.keys_file is None else Doors.at(config.keys_file)
         self.open_answers: set[asyncio.Task[None]] = set()
         self.is_closing = False
+        self.is_draining = False
         self._text: ModelText | None = None
         self._encoders = ThreadPoolExecutor(2, thread_name_prefix="encode")
 
@@ -70,13 +90,28 @@ class Front:
 
     def close(self) -> None:
         """Write down what is left to write; nothing may be served afterwards."""
+        self.log_tail.remove()
         self.accounts.usage.close()
         self._encoders.shutdown()
 
     @property
     def is_ready(self) -> bool:
         """True while requests can be served."""
-        return self.engine.is_ready and self._text is not None and not self.is_closing
+        is_open = not (self.is_closing or self.is_draining)
+        return self.engine.is_ready and self._text is not None and is_open
+
+    def check_open(self, user: User, terms: Terms) -> None:
+        """Refuse what would be refused anyway, before any work is done for it.
+
+        Raises Draining, Overloaded.
+        """
+        if self.is_draining:
+            raise Draining(
+                "the operator is draining this server: it finishes what it has and takes nothing "
+                "new",
+                retry_after=DRAINING_RETRY_S,
+            )
+        self.engine.check_admission(user.name, terms.standing)
 
     @property
     def text(self) -> ModelText:
@@ -113,27 +148,42 @@ class Front:
             )
         return self.served_name
 
-    async def prepare(self, given: GenerateInput, request_id: str, user: User) -> Generation:
+    async def prepare(
+        self, given: GenerateInput, request_id: str, user: User, terms: Terms
+    ) -> Generation:
         """Encode and check all that can be checked; nothing runs yet.
 
-        Raises InvalidRequest, ContextLengthExceeded, EngineDead.
+        Raises InvalidRequest, ContextLengthExceeded, LimitExceeded, EngineDead.
         """
         text = self.text
+        if self.model_info.pooling is not None and not given.is_embedding:
+            raise InvalidRequest(
+                f"{self.served_name} is an embedding model and generates no text; use "
+                f"/v1/embeddings",
+                param="model",
+            )
         self._check_ids(given)
         prompts = [await self.encode(prompt) for prompt in given.prompts]
         prompts = [_with_start(text, given, prompt) for prompt in prompts]
-        given = dataclasses.replace(given, params=with_grammar(given.params, _grammar(text, given)))
+        for prompt in prompts:
+            terms.check_input(len(prompt.ids))
+        room = terms.output_room(given.params.max_tokens)
+        params = dataclasses.replace(given.params, max_tokens=room)
+        given = dataclasses.replace(given, params=with_grammar(params, _grammar(text, given)))
         choices = [
             self._choice(given, prompt, number * given.n + k, request_id)
             for number, prompt in enumerate(prompts)
             for k in range(given.n)
         ]
         self.owners.note((choice.request_id for choice in choices), user.name)
-        return Generation(self.engine, self.metrics, choices, user.name, user.standing)
+        places = 1 if given.is_embedding else len(choices)
+        return Generation(self.engine, self.metrics, choices, user.name, terms, places)
 
     async def encode(self, prompt: PromptInput) -> Prompt:
-        """One prompt's token ids; long prompts are encoded off the event loop."""
-        if _size(prompt) < _SHORT_PROMPT:
+        """One prompt's token ids; what may take long is done off the event loop."""
+        template = self.text.chat_template
+        is_slow = template is not None and template.is_slow
+        if _size(prompt) < _SHORT_PROMPT and not is_slow:
             return _encode(self.text, prompt)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._encoders, _encode, self.text, prompt)
@@ -149,7 +199,7 @@ class Front:
         choice = given.tool_choice
         options = ParserOptions(
             stops=params.stop,
-            output_format=text.output_format(choice.tools) if is_chat else None,
+            output_format=_output_format(text, given) if is_chat else None,
             written=_forced_start(text, choice),
             most_calls=choice.most_calls,
             in_reasoning=is_chat and text.opens_reasoning(prompt),
@@ -199,22 +249,17 @@ class Front:
             )
 
 
-def _call_form(text: ModelText) -> CallForm | None:
-    return CALL_FORMS.get(text.tool_syntax_name)
+def _output_format(text: ModelText, given: GenerateInput) -> OutputFormat | HarmonyFormat | None:
+    return text.output_format(given.tool_choice.tools, streams_calls=given.streams_calls)
+
+
+def _call_form(text: ModelText) -> CallForm:
+    return CALL_FORMS[text.tool_syntax_name]
 
 
 def _forced_start(text: ModelText, choice: ToolChoice) -> str:
     """How the answer has to begin; "" unless it must be a call."""
-    if not choice.must_call:
-        return ""
-    form = _call_form(text)
-    if form is None:
-        raise InvalidRequest(
-            f"tool_choice: this model writes calls as {text.tool_syntax_name}, which cannot be "
-            f"forced; use auto",
-            param="tool_choice",
-        )
-    return form.start(choice.name)
+    return _call_form(text).start(choice.name) if choice.must_call else ""
 
 
 def _with_start(text: ModelText, given: GenerateInput, prompt: Prompt) -> Prompt:
@@ -236,11 +281,11 @@ def _with_start(text: ModelText, given: GenerateInput, prompt: Prompt) -> Prompt
 def _grammar(text: ModelText, given: GenerateInput) -> str | None:
     """The grammar of the answer, with the calls that it may or must make."""
     choice, grammar = given.tool_choice, given.params.grammar
-    form = _call_form(text)
-    if choice.must_call and form is not None:
-        return forced_call_grammar(form, choice.tools or [], choice.name)
+    specials = text.tokenizer.special_tokens
+    if choice.must_call:
+        return forced_call_grammar(_call_form(text), choice, specials)
     if grammar is not None and choice.tools:
-        return beside_calls(grammar, form, choice.tools, "response_format")
+        return beside_calls(grammar, _call_form(text), choice, specials)
     return grammar
 
 

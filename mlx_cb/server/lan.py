@@ -5,16 +5,16 @@ Owns the record's content. Knows nothing about TLS, keys or how the server liste
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator
 from typing import Any
 
 from mlx_cb.errors import MlxCbError
 from mlx_cb.server.tls import host_label, lan_addresses
 
 SERVICE = "_mlx-cb._tcp.local."
+ADDRESS_CHECK_S = 10.0
 _log = logging.getLogger("mlx_cb.server")
 
 
@@ -31,31 +31,39 @@ def load() -> Any:
     return zeroconf
 
 
-@contextlib.asynccontextmanager
-async def made_known(port: int, model: str, scheme: str) -> AsyncIterator[None]:
-    """Answer who asks for `_mlx-cb._tcp` (and for web servers), while the server runs.
+async def stay_known(port: int, model: str, scheme: str) -> None:
+    """Answer who asks for `_mlx-cb._tcp` (and for web servers), until cancelled.
 
-    A network that allows no multicast is no reason not to serve: that is logged.
+    A machine that changes networks is made known anew, with its new addresses. A network that
+    allows no multicast is no reason not to serve: that is logged.
     """
     zeroconf = load()
-    try:
-        announcer = _announcer(zeroconf)
-    except OSError as error:
-        _log.warning("the server is not announced by Bonjour: %s", error)
-        yield
-        return
-    try:
-        for service in (SERVICE, f"_{scheme}._tcp.local."):
-            await _register(zeroconf, announcer, _record(zeroconf, service, port, model, scheme))
-        yield
-    finally:
-        await announcer.async_unregister_all_services()
-        await announcer.async_close()
+    while True:
+        addresses = lan_addresses()
+        try:
+            announcer = _announcer(zeroconf, addresses)
+        except OSError as error:
+            _log.warning("the server is not announced by Bonjour: %s", error)
+            await _until_other_than(addresses)
+            continue
+        try:
+            for service in (SERVICE, f"_{scheme}._tcp.local."):
+                record = _record(zeroconf, service, port, model, scheme)
+                await _register(zeroconf, announcer, record)
+            await _until_other_than(addresses)
+        finally:
+            await announcer.async_unregister_all_services()
+            await announcer.async_close()
+        _log.info("this machine's addresses are now %s", ", ".join(lan_addresses()) or "none")
 
 
-def _announcer(zeroconf: Any) -> Any:
+async def _until_other_than(addresses: list[str]) -> None:
+    while lan_addresses() == addresses:
+        await asyncio.sleep(ADDRESS_CHECK_S)
+
+
+def _announcer(zeroconf: Any, addresses: list[str]) -> Any:
     """One that speaks on the addresses which others can reach. Raises OSError for a bad network."""
-    addresses = lan_addresses()
     if not addresses:
         raise OSError("this machine has no address in a network")
     has_ipv6 = any(":" in address for address in addresses)

@@ -5,9 +5,12 @@ Counts what the front sees; the engine's gauges are read from its status when a 
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from mlx_cb.server.recent import Recent
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
@@ -18,6 +21,15 @@ _ENGINE_GAUGES = {
     "kv_cache_usage_perc": "Share of the KV blocks in use, 0 to 1",
     "num_preemptions": "Preemptions since the engine started",
     "num_steps": "Steps since the engine started",
+    "control_frozen": "1 while an operator has frozen the control loop",
+    "num_evicted_blocks": "Blocks whose content was given up for another, since start",
+    "num_stopped_admissions": "Steps in which a request waited for blocks, since start",
+    "num_restored_tokens": "Tokens whose keys and values came back from the SSD, since start",
+    "num_recomputed_tokens": "Tokens computed again after their request gave way, since start",
+    "ssd_is_on": "1 while the SSD tier works",
+    "ssd_bytes": "Bytes of the SSD tier's files, other models' included",
+    "ssd_blocks": "Blocks of this model on the SSD",
+    "ssd_written_bytes_today": "Bytes written to the SSD tier today, UTC",
     "kv_blocks_used": "KV blocks that requests use",
     "kv_blocks_cached": "KV blocks whose content can be found again",
     "kv_blocks_available": "KV blocks that can be taken now",
@@ -60,17 +72,39 @@ class Metrics:
         self.whole = Histogram(
             "mlx_cb:e2e_request_latency_seconds", "Arrival to end", buckets=_SECONDS, registry=r
         )
+        self.recent_first_tokens, self.recent_gaps = Recent(), Recent()
         self._live = Gauge(
             "mlx_cb:num_requests_live", "Generations the front waits for", registry=r
+        )
+        self._in_force = Gauge(
+            "mlx_cb:control_in_force",
+            "Acts of the control loop and orders of operators in force",
+            ["action"],
+            registry=r,
+        )
+        self._acts = Gauge(
+            "mlx_cb:control_acts",
+            "Acts of the control loop since the engine started",
+            ["action"],
+            registry=r,
         )
         self._engine = {
             name: Gauge(f"mlx_cb:{name}", text, registry=r) for name, text in _ENGINE_GAUGES.items()
         }
-
         self._users = {
             name: Gauge(f"mlx_cb:{name}", text, ["user"], registry=r)
             for name, (_, text) in _USER_GAUGES.items()
         }
+
+    def saw_first_token(self, seconds: float, user: str) -> None:
+        """A first token came so long after its request."""
+        self.first_token.observe(seconds)
+        self.recent_first_tokens.add(seconds, user)
+
+    def saw_gap(self, seconds: float, user: str) -> None:
+        """So much time passed between two outputs of an answer."""
+        self.token_gap.observe(seconds)
+        self.recent_gaps.add(seconds, user)
 
     def exposition(self, num_live: int, engine_status: dict[str, Any]) -> bytes:
         """The scrape's text; gauges that the engine does not report keep their last value."""
@@ -80,7 +114,16 @@ class Metrics:
         for user, counts in engine_status.get("users", {}).items():
             for name, (key, _) in _USER_GAUGES.items():
                 self._users[name].labels(user).set(counts.get("prefix_cache", {}).get(key, 0))
+        if control := engine_status.get("control"):
+            self._show_control(control)
         return generate_latest(self._registry)
+
+    def _show_control(self, control: dict[str, Any]) -> None:
+        self._in_force.clear()
+        for action, number in Counts(act["action"] for act in control["in_force"]).items():
+            self._in_force.labels(action).set(number)
+        for action, number in control.get("acts", {}).items():
+            self._acts.labels(action).set(number)
 
 
 def _engine_values(status: dict[str, Any]) -> dict[str, float]:
@@ -98,6 +141,18 @@ def _engine_values(status: dict[str, Any]) -> dict[str, float]:
         values["kv_evictions"] = blocks["evictions"]
     if prefix_cache := status.get("prefix_cache"):
         values["prefix_cache_hit_rate"] = prefix_cache["hit_rate"]
+    if control := status.get("control"):
+        values["control_frozen"] = float(control["frozen"])
     if steps := status.get("steps"):
         values["num_steps"] = steps["count"]
+    if ladder := status.get("ladder"):
+        values["num_evicted_blocks"] = ladder["evicted_blocks"]
+        values["num_stopped_admissions"] = ladder["stopped_admissions"]
+        values["num_restored_tokens"] = ladder["restored_tokens"]
+        values["num_recomputed_tokens"] = ladder["recomputed_tokens"]
+    if ssd := status.get("ssd"):
+        values["ssd_is_on"] = ssd["state"] == "on"
+        values["ssd_bytes"] = ssd.get("bytes", 0)
+        values["ssd_blocks"] = ssd.get("blocks", 0)
+        values["ssd_written_bytes_today"] = ssd.get("written_today", 0)
     return values

@@ -40,7 +40,7 @@ class Attempts:
 
     def wait(self, address: str, digest: str) -> float:
         """Seconds until this address may try this key; 0.0 means now."""
-        known = self._addresses.get(_network(address))
+        known = self._addresses.get(network_of(address))
         if known is None or digest in known.right or digest in known.wrong:
             return 0.0
         return max(0.0, known.closed_until - self._clock())
@@ -66,7 +66,7 @@ class Attempts:
             known.closed_until = now + min(_LONGEST_S, 2.0**doublings)
 
     def _known(self, address: str) -> _Address:
-        network = _network(address)
+        network = network_of(address)
         known = self._addresses.setdefault(network, _Address())
         self._addresses.move_to_end(network)
         while len(self._addresses) > _MOST_ADDRESSES:
@@ -81,7 +81,7 @@ def _remember(digests: OrderedDict[str, None], digest: str) -> None:
         digests.popitem(last=False)
 
 
-def _network(address: str) -> str:
+def network_of(address: str) -> str:
     """The address, of IPv6 the half that a network is given: the rest is anyone's to choose."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])

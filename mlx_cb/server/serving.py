@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from mlx_cb.server.app import create_app
+from mlx_cb.server.connections import ConnectionLimits, limited
 from mlx_cb.server.front import Front
 from mlx_cb.server.tls import Certificates, TlsError
 
@@ -24,6 +25,8 @@ from mlx_cb.server.tls import Certificates, TlsError
 DRAIN_S = 2.5
 # How often certificates are looked at: a machine that changes networks has new addresses.
 _CERTIFICATE_CHECK_S = 60.0
+# An engine that is within a long step is not waited for longer.
+_LAST_LOOK_S = 1.0
 _log = logging.getLogger("mlx_cb.server")
 
 
@@ -79,14 +82,20 @@ class _Server(uvicorn.Server):
 class Serving:
     """One running HTTP server."""
 
-    def __init__(self, front: Front, certificates: Certificates | None = None) -> None:
+    def __init__(
+        self,
+        front: Front,
+        certificates: Certificates | None = None,
+        limits: ConnectionLimits | None = None,
+    ) -> None:
         """Raises TlsError when there are certificates that cannot be used."""
         self._front = front
         self._certificates = certificates
         self._context = None if certificates is None else _context(certificates)
+        self.connections = limited(limits or ConnectionLimits())
         config = uvicorn.Config(
             create_app(front),
-            http="httptools",
+            http=self.connections,
             ws="none",
             lifespan="off",
             access_log=False,
@@ -101,13 +110,20 @@ class Serving:
 
     async def run(self, listeners: list[socket.socket]) -> None:
         """Serve until `stop`."""
-        renewing = asyncio.create_task(self._renew_certificate())
+        front = self._front
+        beside = [
+            asyncio.create_task(self._renew_certificate()),
+            asyncio.create_task(front.machine_time.run()),
+        ]
         try:
             await self._server.serve(sockets=listeners)
         finally:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
-            self._front.close()
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(front.machine_time.look(), _LAST_LOOK_S)
+            front.close()
 
     def _given_context(self, *_: object) -> ssl.SSLContext:
         assert self._context is not None

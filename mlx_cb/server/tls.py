@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import psutil
 
 from mlx_cb.errors import MlxCbError
-from mlx_cb.server.keys import write_private
+from mlx_cb.server.private_file import write_private
 
 # iOS and macOS refuse certificates that hold longer than 825 days.
 _HOLDS = timedelta(days=397)

@@ -26,16 +26,18 @@ CREATE TABLE IF NOT EXISTS usage (
     day TEXT NOT NULL, user TEXT NOT NULL,
     requests INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
     completion_tokens INTEGER NOT NULL, seconds REAL NOT NULL,
+    machine_seconds REAL NOT NULL DEFAULT 0,
     PRIMARY KEY (day, user)
 ) WITHOUT ROWID
 """
 _ADD = """
-INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (day, user) DO UPDATE SET
+INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (day, user) DO UPDATE SET
     requests = requests + excluded.requests,
     prompt_tokens = prompt_tokens + excluded.prompt_tokens,
     cached_tokens = cached_tokens + excluded.cached_tokens,
     completion_tokens = completion_tokens + excluded.completion_tokens,
-    seconds = seconds + excluded.seconds
+    seconds = seconds + excluded.seconds,
+    machine_seconds = machine_seconds + excluded.machine_seconds
 """
 
 
@@ -43,16 +45,18 @@ INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (day, user) DO UPDATE
 class Taken:
     """Requests, tokens and seconds of one user on one day.
 
-    `prompt_tokens` includes `cached_tokens`; `seconds` is how long answers were being made.
+    `prompt_tokens` includes `cached_tokens`; `seconds` is how long answers were being made, each
+    for itself; `machine_seconds` is the part of the engine's steps that was done for them.
     """
 
     day: str
     user: str
-    requests: int
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    seconds: float
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+    machine_seconds: float = 0.0
 
 
 def local_now() -> datetime:
@@ -118,6 +122,7 @@ class Usage:
                     taken.cached_tokens,
                     taken.completion_tokens,
                     taken.seconds,
+                    taken.machine_seconds,
                 ),
             )
 
@@ -138,8 +143,16 @@ def _open(path: Path | None) -> sqlite3.Connection:
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = NORMAL")
     database.execute(_TABLE)
+    _bring_up_to_date(database)
     database.commit()
     return database
+
+
+def _bring_up_to_date(database: sqlite3.Connection) -> None:
+    """Files of before machine seconds were counted get the column, with 0 for what is past."""
+    columns = {row[1] for row in database.execute("PRAGMA table_info(usage)")}
+    if "machine_seconds" not in columns:
+        database.execute("ALTER TABLE usage ADD COLUMN machine_seconds REAL NOT NULL DEFAULT 0")
 
 
 def _log_failure(future: Future[None]) -> None:

@@ -37,6 +37,7 @@ def routes(front: Front) -> list[BaseRoute]:
             raise InvalidRequest(f"format: {form!r} is neither json nor csv", param="format")
         now = front.accounts.usage.clock()
         first = (now.date() - timedelta(days=days - 1)).isoformat()
+        await front.machine_time.look()
         found = await front.accounts.usage.since(first, whose)
         if form == "csv":
             name = f'attachment; filename="usage-{now.date().isoformat()}.csv"'

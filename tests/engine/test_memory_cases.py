@@ -253,7 +253,7 @@ def test_c097_the_idle_level_is_constant_and_given_back() -> None:
 
 def test_prefixes_are_found_by_their_user_and_within_a_group_only() -> None:
     core = tiny.engine(model(), prefix_cache=True)
-    prompt = text(8, 50)
+    prompt = text(8, 52)
     group = Standing(cache_group="office")
     found = {}
     for name, user, standing in (
@@ -268,16 +268,16 @@ def test_prefixes_are_found_by_their_user_and_within_a_group_only() -> None:
         found[name] = cached(tiny.run(core), name)
     assert found == {
         "ann": 0,
-        "ann again": 49,
+        "ann again": 51,
         "bob": 0,
         "carl": 0,
-        "dora": 49,
+        "dora": 51,
         "a user called like the group": 0,
     }
     counts = core.scheduler.kv_cache.counts_by_user()
     assert counts["ann"]["hits"] == 1
     assert counts["bob"] == {
-        "queries": 1, "hits": 0, "misses": 1, "queried_tokens": 50, "hit_tokens": 0,
+        "queries": 1, "hits": 0, "misses": 1, "queried_tokens": 52, "hit_tokens": 0,
         "hit_rate": 0.0, "evictions": 0,
     }  # fmt: skip
 

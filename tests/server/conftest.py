@@ -24,7 +24,10 @@ class LiveServer:
     """A server in a thread of this process; `engine` may be looked at."""
 
     def __init__(self, script: dict[str, Any], listen_port: int = 0, **settings: Any) -> None:
+        """`limits` are of connections, `certificates` for TLS; the rest is a ServerConfig's."""
         self._listen_port = listen_port
+        self._limits = settings.pop("limits", None)
+        self._certificates = settings.pop("certificates", None)
         self.engine = ScriptedEngine(msgspec.convert(script, Script))
         name = self.engine.script.model
         settings.setdefault("engine", EngineConfig(model=ModelConfig(model=name)))
@@ -44,10 +47,11 @@ class LiveServer:
         await self.engine.wait_ready()
         await self.front.load()
         listener = bind("127.0.0.1", self._listen_port)
-        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self._serving = Serving(self.front)
+        scheme = "http" if self._certificates is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
+        self.serving = Serving(self.front, self._certificates, self._limits)
         self._started.set()
-        await self._serving.run([listener])
+        await self.serving.run([listener])
         await self.engine.stop()
 
     def _remember_prompts(self) -> None:
@@ -63,7 +67,7 @@ class LiveServer:
     def begin_stop(self, drain_s: float = 0.0) -> Future[None]:
         """Tell the server to end; open answers are ended after `drain_s`."""
         self._client.close()
-        return asyncio.run_coroutine_threadsafe(self._serving.stop(drain_s), self._loop)
+        return asyncio.run_coroutine_threadsafe(self.serving.stop(drain_s), self._loop)
 
     def has_stopped(self, timeout: float = 10.0) -> bool:
         """Wait until the server's thread has ended."""

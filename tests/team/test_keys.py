@@ -139,7 +139,10 @@ def test_c071_health_needs_no_key(serve: Serve, team: Team) -> None:
 def test_a_browser_that_opens_a_url_is_asked_for_the_key(serve: Serve, team: Team) -> None:
     server = serve({"text": "a"}, keys_file=team.path)
     answer = server.get("/docs", headers={"sec-fetch-mode": "navigate"})
-    assert answer.headers["www-authenticate"].startswith("Basic")
+    assert answer.status_code == 401
+    assert answer.headers["content-type"].startswith("text/html")
+    assert 'id="by-key"' in answer.text
+    assert "script-src 'sha256-" in answer.headers["content-security-policy"]
 
 
 def test_keys_change_without_a_restart(serve: Serve, team: Team) -> None:

@@ -5,6 +5,7 @@ The other machine is a network namespace with a cable to this one.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -13,18 +14,22 @@ import ssl
 import stat
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx2
 import pytest
 import trustme
 from cryptography import x509
 
 from mlx_cb.cli import main
-from mlx_cb.server import lan, tls
+from mlx_cb.server import lan, serving, tls
 from mlx_cb.server.serving import bind_all
 from mlx_cb.server.tls import GivenCertificate, LocalAuthority, TlsError, host_label, host_names
+from tests.team.conftest import Serve, Team
 
 SCRIPT = "replies: [{text: a}]"
 Start = Callable[..., "Running"]
@@ -187,6 +192,44 @@ def test_own_certificates(start: Start, tmp_path: Path) -> None:
     server.end()
 
 
+def test_a_new_certificate_is_used_while_old_connections_go_on(
+    serve: Serve, team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "_CERTIFICATE_CHECK_S", 0.05)
+    authority = LocalAuthority(tmp_path / "tls")
+    reply = {"tokens": ["x"], "repeat": True, "delay_s": 0.01}
+    server = serve(reply, certificates=authority, keys_file=team.path)
+    host, port = server.url.removeprefix("https://").split(":")
+    address = (host, int(port))
+    first = ssl.get_server_certificate(address)
+    body = {"messages": [{"role": "user", "content": "a"}], "stream": True}
+    with httpx2.stream(
+        "POST", server.url + "/v1/chat/completions", json=body, headers=team.as_("alice"),
+        verify=False,
+    ) as answer:  # fmt: skip
+        lines = answer.iter_lines()
+        assert next(lines)
+        monkeypatch.setattr(tls, "lan_addresses", lambda: ["203.0.113.9"])
+        deadline = time.monotonic() + 20
+        while (second := ssl.get_server_certificate(address)) == first:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        for _ in range(20):
+            next(lines)
+    made = x509.load_pem_x509_certificate(second.encode())
+    made.verify_directly_issued_by(
+        x509.load_pem_x509_certificate(authority.certificate.read_bytes())
+    )
+    names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "203.0.113.9" in map(str, names.get_values_for_type(x509.IPAddress))
+    # By TLS the cookie is bound to this very host.
+    signed_in = httpx2.post(
+        server.url + "/sign-in", json={"key": team.keys["alice"]}, verify=False
+    ).headers["set-cookie"]
+    assert signed_in.startswith("__Host-mlx-cb=")
+    assert signed_in.endswith("; Secure")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -306,3 +349,44 @@ def test_another_machine_finds_trusts_and_uses_the_server(
     header = ("-H", f"x-api-key: {key}")
     assert curl(url, "--cacert", str(server.authority), *header, inside=inside) == (0, "200")
     assert "mcb_" not in again.end()[0]
+
+
+@pytest.mark.slow
+def test_a_machine_with_a_new_address_is_announced_anew(
+    other_machine: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lan, "ADDRESS_CHECK_S", 0.1)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def begin() -> asyncio.Task[None]:
+        return asyncio.create_task(lan.stay_known(4711, "m", "https"))
+
+    async def end() -> None:
+        known.cancel()
+        await asyncio.gather(known, return_exceptions=True)
+
+    known = asyncio.run_coroutine_threadsafe(begin(), loop).result()
+
+    def addresses() -> list[str]:
+        command = [*other_machine, sys.executable, "-c", BROWSER, lan.SERVICE]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        return done.stdout.split()[3:]
+
+    def add(*words: str) -> None:
+        words = (*words, "dev", f"mca{os.getpid()}")
+        subprocess.run(["ip", "addr", *words], check=True, capture_output=True)
+
+    try:
+        assert "198.51.100.1" in addresses()
+        add("add", "198.51.100.77/24")
+        deadline = time.monotonic() + 40
+        while "198.51.100.77" not in addresses():
+            assert time.monotonic() < deadline
+            assert not known.done()
+    finally:
+        asyncio.run_coroutine_threadsafe(end(), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

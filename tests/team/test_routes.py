@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from starlette.routing import Route
 
-from mlx_cb.server import admin, dialects, openapi, usage_routes
+from mlx_cb.server.app import all_routes
 from tests.server.conftest import LiveServer
 from tests.team.conftest import Serve, Team
 
 DOCS = Path(__file__).parents[2] / "docs" / "team.md"
 ROW = re.compile(r"\| `(\w+) (\S+)` \| ([a-z ]+) \| (\d+) \|")
-PARAMETERS = {"{name}": "scripted", "{request_id}": "0" * 32}
+PARAMETERS = {"{name}": "scripted", "{request_id}": "0" * 32, "{code}": "0000", "{verb}": "resume"}
 
 #: What a route is for -> who may.
 MAY = {
@@ -51,10 +51,9 @@ ROWS = [Row(m, path, right, int(code)) for m, path, right, code in ROW.findall(D
 
 def test_the_table_names_every_route(serve: Serve) -> None:
     front = serve({"text": "a"}).front
-    described = [*dialects.routes(front), *admin.routes(front), *usage_routes.routes(front)]
     found = {
         (method, route.path.replace(":path}", "}"))
-        for route in [*described, *openapi.routes(described)]
+        for route in all_routes(front)
         if isinstance(route, Route)
         for method in (route.methods or set()) - {"HEAD"}
     }
