@@ -17,6 +17,7 @@ class ModelConfig:
             weights to that type.
         max_model_len: longest prompt plus output in tokens; None takes the model's own.
         adapter: folder of a LoRA or DoRA adapter to put into the model.
+        embeddings: `auto` (the checkpoint's files say whether and how it embeds), `mean` or `last`.
     """
 
     model: str = "demo"
@@ -24,6 +25,7 @@ class ModelConfig:
     dtype: str = "auto"
     max_model_len: int | None = None
     adapter: str | None = None
+    embeddings: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ class ServerConfig:
         tls: certificate and key, `auto` for a local authority's, None for none.
         allowed_hosts: further `Host` names that are ours.
         allowed_origins: web pages elsewhere that may use the server, like `https://a.example`.
+        reasoning_key: where chat completions put reasoning: `reasoning_content`, `reasoning`,
+            `both`, or `inline` (in the text, between <think> marks).
     """
 
     host: str = "127.0.0.1"
@@ -101,6 +105,7 @@ class ServerConfig:
     tls: tuple[Path, Path] | str | None = None
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
+    reasoning_key: str = "reasoning_content"
     log_format: str = "text"
     log_prompts: bool = False
     max_body_bytes: int = 32 * 2**20

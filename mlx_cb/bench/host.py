@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ def measure_host(tiny: Path) -> dict[str, float]:
     figures |= allocation_figures()
     figures |= kv_overhead_figures()
     figures |= engine_figures(tiny)
+    figures |= constrained_figures(tiny)
     return figures
 
 
@@ -155,6 +157,27 @@ def engine_figures(tiny: Path, steps: int = 40) -> dict[str, float]:
     return figures
 
 
+def constrained_figures(tiny: Path, steps: int = 40) -> dict[str, float]:
+    """Host time of a step of 16 rows that must be JSON, over that of 16 plain rows."""
+    from llguidance import LLMatcher
+
+    from mlx_cb.engine.core import EngineCore
+
+    schema = {"type": "array", "items": {"type": "string"}}
+    plain = SamplingParams(temperature=0, ignore_eos=True)
+    bound = replace(plain, grammar=LLMatcher.grammar_from_json_schema(schema))
+    host = {}
+    for name, params in (("plain", plain), ("constrained", bound)):
+        core = EngineCore.load(_engine_config(tiny))
+        _fill(core, 16, 32, params)
+        host[name] = median([_thread_seconds(core.step) for _ in range(steps)])
+    return {
+        "host_step_ms_16": host["plain"] * 1e3,
+        "host_step_ms_16_constrained": host["constrained"] * 1e3,
+        "constrained_over_plain_16": host["constrained"] / host["plain"],
+    }
+
+
 def _linearity(tiny: Path) -> dict[str, float]:
     """Least squares of the step's time on its rows and its context sum, over a grid of both."""
     from mlx_cb.engine.core import EngineCore
@@ -187,12 +210,17 @@ def _engine_config(tiny: Path) -> EngineConfig:
     )
 
 
-def _fill(core: EngineCore, count: int, context: int) -> None:
+def _fill(
+    core: EngineCore,
+    count: int,
+    context: int,
+    params: SamplingParams = SamplingParams(temperature=0, ignore_eos=True),  # noqa: B008 - frozen
+) -> None:
     """Bring `count` requests of this context to where all of them decode, and settle."""
     rng = random.Random(count)
     for number in range(count):
         prompt = [rng.randrange(_VOCABULARY) for _ in range(context)]
-        core.add(f"r{number}", prompt, SamplingParams(temperature=0, ignore_eos=True))
+        core.add(f"r{number}", prompt, params)
     while core.scheduler.waiting or core.scheduler.prefilling:
         core.step()
     for _ in range(4):

@@ -7,6 +7,7 @@ released client was seen to need.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -130,6 +131,14 @@ def continue_(target: Target) -> str:
     return json.dumps(config, indent=2)
 
 
+def cline(target: Target) -> str:
+    """Cline: a provider of its own configuration, written by its own command."""
+    return (
+        f"cline auth -p openai-compatible -k {NO_KEY} -m {shlex.quote(target.model)} "
+        f"-b {target.url}/v1"
+    )
+
+
 def aider(target: Target) -> str:
     """aider: through litellm's OpenAI provider."""
     return (
@@ -145,6 +154,7 @@ CLIENTS: dict[str, Callable[[Target], str]] = {
     "zed": zed,
     "xcode": xcode,
     "continue": continue_,
+    "cline": cline,
     "aider": aider,
 }
 

@@ -50,6 +50,12 @@ _DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
 @setting("--strict-model", is_flag=True, help="Refuse requests that name another model.")
 @setting("--revision", help="Hub revision of MODEL.")
 @setting("--adapter", help="Folder of a LoRA or DoRA adapter to put into MODEL.")
+@setting(
+    "--embeddings",
+    default="auto",
+    type=click.Choice(["auto", "mean", "last"]),
+    help="Serve embeddings: when the checkpoint says so, or pooled like this.",
+)
 @setting("--max-num-seqs", default=64, type=click.IntRange(1), help="Most requests at once.")
 @setting("--max-num-batched-tokens", default="auto", type=CountOrAuto(), help="Rows of a step.")
 @setting("--max-model-len", type=click.IntRange(1), help="Longest prompt plus answer, tokens.")
@@ -79,6 +85,12 @@ _DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
 @setting("--keys", type=click.Path(path_type=Path, dir_okay=False), help="File of who has a key.")
 @setting("--allow-host", multiple=True, help="Further Host name that is this server's.")
 @setting("--allow-origin", multiple=True, help="Web site whose pages may use this server.")
+@setting(
+    "--reasoning-key",
+    default="reasoning_content",
+    type=click.Choice(["reasoning_content", "reasoning", "both", "inline"]),
+    help="Where chat completions put reasoning.",
+)
 def command(**given: Any) -> int:
     """Serve MODEL over HTTP: a hub id, a folder, a .gguf file, demo, or scripted:FILE."""
     if given["lan"] and given["host"] != "127.0.0.1":
@@ -97,6 +109,7 @@ def build_config(given: dict[str, Any]) -> ServerConfig:
             dtype=given["dtype"],
             max_model_len=given["max_model_len"],
             adapter=given["adapter"],
+            embeddings=given["embeddings"],
         ),
         cache=CacheConfig(
             block_size=given["block_size"],
@@ -114,7 +127,7 @@ def build_config(given: dict[str, Any]) -> ServerConfig:
         attention=given["attention"],
     )
     folder = config_path().parent
-    names = ("lan", "port", "strict_model", "log_format", "log_prompts")
+    names = ("lan", "port", "strict_model", "log_format", "log_prompts", "reasoning_key")
     return ServerConfig(
         served_model_name=given["served_model_name"] or _shown_name(given["model"]),
         aliases=tuple(given["alias"]),

@@ -41,6 +41,7 @@ class SampledToken:
     token_id: int
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    embedding: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -56,6 +57,7 @@ class RequestOutput:
         stop_token_id: the end-of-sequence or stop token that ended it.
         num_prompt_tokens, num_cached_tokens: prompt length, and how much of it was in the cache.
         error: what went wrong, for FinishReason.ERROR.
+        embedding: an embedding model's vector, of length 1, as little-endian float32.
     """
 
     request_id: str
@@ -67,3 +69,4 @@ class RequestOutput:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     error: str | None = None
+    embedding: bytes | None = None

@@ -347,6 +347,7 @@ class Scheduler:
             stop_token_id=stop_token_id,
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens,
+            embedding=token.embedding,
         )
 
     def _finish(

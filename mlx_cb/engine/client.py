@@ -267,10 +267,11 @@ class AsyncEngine:
                     stream = self._streams.get(output.request_id)
                     if stream is not None:
                         stream.put(output)
-            case Refused(request_id, error, text, param):
+            case Refused(request_id, error, text, param, seconds):
                 stream = self._streams.get(request_id)
                 if stream is not None:
-                    stream.refuse(getattr(errors, error)(text, param=param))
+                    kind = getattr(errors, error)
+                    stream.refuse(kind(text, param=param, retry_after=seconds))
             case Answer(question_id, data):
                 future = self._questions.get(question_id)
                 if future is not None and not future.done():

@@ -26,6 +26,7 @@ from mlx_cb.engine.interface import ModelInfo
 from mlx_cb.engine.overview import overview
 from mlx_cb.errors import ContextLengthExceeded, InvalidRequest
 from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
+from mlx_cb.model.embedding_runner import EmbeddingRunner
 from mlx_cb.model.loader import LoadedModel, load
 from mlx_cb.model.memory_plan import Limits, plan_memory
 from mlx_cb.model.probe import probe
@@ -91,7 +92,8 @@ class EngineCore:
             config.attention,
             lambda: tokenizer_file(loaded.path, cache_dir()),
         )
-        self.runner = ModelRunner(loaded, self.cache_spec, settings=settings)
+        make_runner = ModelRunner if loaded.pooling is None else EmbeddingRunner
+        self.runner = make_runner(loaded, self.cache_spec, settings=settings)
         pipelined = config.scheduler.pipelined
         self._pipelined = self.runner.runs_beside_host if pipelined is None else pipelined
         self.runner.forward.states.checkpoints = checkpoints
@@ -115,7 +117,8 @@ class EngineCore:
         Each kernel variant proves itself against the reference at its first use; here that
         happens before anybody waits for an answer.
         """
-        params = SamplingParams(temperature=0.7, max_tokens=3, ignore_eos=True)
+        most = 3 if self.loaded.pooling is None else 0
+        params = SamplingParams(temperature=0.7, max_tokens=most, ignore_eos=True)
         prompt = [0] * (2 * self.config.cache.block_size + 3)
         for request_id in ("warm-up decode", "warm-up prefill"):
             self.add(request_id, prompt[: self.max_request_tokens - 1], params)
@@ -166,6 +169,8 @@ class EngineCore:
 
     def _check(self, prompt_ids: Sequence[int], params: SamplingParams, room: int) -> None:
         vocab_size = self.vocab_size
+        if self.loaded.pooling is not None and params.max_tokens != 0:
+            raise InvalidRequest("an embedding model generates no text", param="model")
         if not prompt_ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
         if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab_size:
@@ -280,6 +285,8 @@ class EngineCore:
             layout=self.cache_spec.layout.value,
             blas=blas.active(),
             created=int((loaded.path / "config.json").stat().st_mtime),
+            pooling=loaded.pooling,
+            hidden_size=int(loaded.config.get("hidden_size") or 0),
         )
 
     def overview(self, after: int) -> dict[str, Any]:

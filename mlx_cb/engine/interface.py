@@ -27,6 +27,8 @@ class ModelInfo:
         weights_bytes, kv_bytes_per_token: memory.
         quantization: e.g. "4-bit group 32", or None for plain weights.
         created: seconds since the epoch, of the model's files.
+        pooling: `mean` or `last` for a model that embeds and generates nothing, None for others.
+        hidden_size: numbers in an embedding; 0 where that is not known.
     """
 
     name: str
@@ -46,6 +48,8 @@ class ModelInfo:
     layout: str
     blas: str
     created: int
+    pooling: str | None = None
+    hidden_size: int = 0
 
 
 class Engine(Protocol):

@@ -85,6 +85,7 @@ class Refused(msgspec.Struct, tag=True):
     error: str
     message: str
     param: str | None = None
+    retry_after: float | None = None
 
 
 class Answer(msgspec.Struct, tag=True):

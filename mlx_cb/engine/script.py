@@ -92,6 +92,7 @@ class Script(msgspec.Struct, forbid_unknown_fields=True):
     max_num_seqs: int | None = None
     load_s: float = 0.0
     chat_template: str | None = None
+    embedding_size: int | None = None
 
 
 def _split(part: str) -> list[str]:

@@ -7,12 +7,15 @@ texts, delays, tool calls, refusals and failures. Knows nothing about HTTP.
 from __future__ import annotations
 
 import asyncio
+import math
+import random
 import re
 import shutil
 import tempfile
 import time
+from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +127,8 @@ class ScriptedEngine:
             layout="none",
             blas="none",
             created=int(self._started),
+            pooling=None if self.script.embedding_size is None else "last",
+            hidden_size=self.script.embedding_size or 0,
         )
 
     async def generate(
@@ -140,7 +145,8 @@ class ScriptedEngine:
             raise EngineDead("the engine is not ready", retry_after=1.0)
         if len(prompt_ids) > self.script.max_model_len:
             raise ContextLengthExceeded("the prompt is longer than the script's max_model_len")
-        reply = self._find(prompt_ids)
+        size = self.script.embedding_size
+        reply = self._find(prompt_ids) if size is None else Reply()
         played = self._remember(
             Played(
                 request_id,
@@ -156,6 +162,9 @@ class ScriptedEngine:
                 played.status, played.admitted_at = "running", time.time()
                 await asyncio.sleep(reply.prefill_s)
                 played.first_token_at = time.time()
+                if size is not None:
+                    yield self._embedded(played, prompt_ids, size)
+                    return
                 async for output in self._outputs(reply, played, prompt_ids):
                     yield output
         finally:
@@ -200,6 +209,14 @@ class ScriptedEngine:
             yield self._end(played, FinishReason.LENGTH, first)
         else:
             yield self._end(played, FinishReason.STOP, first)
+
+    def _embedded(self, played: Played, prompt_ids: Sequence[int], size: int) -> RequestOutput:
+        """A vector of length 1 that only equal texts share."""
+        rng = random.Random(repr(list(prompt_ids)))
+        numbers = [rng.gauss(0.0, 1.0) for _ in range(size)]
+        length = math.hypot(*numbers)
+        made = self._end(played, FinishReason.LENGTH, {"num_prompt_tokens": len(prompt_ids)})
+        return replace(made, embedding=array("f", [n / length for n in numbers]).tobytes())
 
     def _end(self, played: Played, reason: FinishReason, first: dict[str, Any]) -> RequestOutput:
         played.finish_reason = reason.value

@@ -90,8 +90,15 @@ class Worker:
                 message.standing,
             )
         except MlxCbError as error:
-            name = type(error).__name__
-            self._channel.send(Refused(message.request_id, name, error.message, error.param))
+            self._channel.send(
+                Refused(
+                    message.request_id,
+                    type(error).__name__,
+                    error.message,
+                    error.param,
+                    error.retry_after,
+                )
+            )
 
     def _answer(self, topic: str, argument: Any) -> Any:
         scheduler = self._core.scheduler

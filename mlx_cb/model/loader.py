@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_cb.config import ModelConfig
 from mlx_cb.errors import ModelNotFound, OutOfMemory, UnsupportedModel
 from mlx_cb.model.checkpoint import eos_token_ids, generation_defaults, max_model_len
+from mlx_cb.model.pooling import as_generating, pooling_of
 from mlx_cb.model.resolve import resolve
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -28,6 +29,7 @@ class LoadedModel:
     Attributes:
         quantization: describes the weights as they are computed with, None for plain ones.
         generation_defaults: sampling parameters for clients that name none.
+        pooling: `mean` or `last` for an embedding model, None for one that generates.
     """
 
     model: nn.Module
@@ -41,6 +43,7 @@ class LoadedModel:
     max_model_len: int
     eos_token_ids: frozenset[int]
     generation_defaults: dict[str, float] = field(default_factory=dict)
+    pooling: str | None = None
 
 
 def load(config: ModelConfig) -> LoadedModel:
@@ -50,7 +53,9 @@ def load(config: ModelConfig) -> LoadedModel:
     from mlx_lm.utils import get_total_parameters, load_model
 
     try:
-        model, model_config = load_model(path, lazy=True)
+        pooling = pooling_of(path, config.embeddings)
+        given = {} if pooling is None else as_generating(path)
+        model, model_config = load_model(path, lazy=True, **given)
         model_config = dict(model_config)
         parameters = get_total_parameters(model)
         dtype = _compute_dtype(config, model, parameters)
@@ -82,6 +87,7 @@ def load(config: ModelConfig) -> LoadedModel:
         max_model_len=max_model_len(text_config, config.max_model_len),
         eos_token_ids=eos_token_ids(path, model_config),
         generation_defaults=generation_defaults(path),
+        pooling=pooling,
     )
 
 

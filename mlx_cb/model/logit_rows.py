@@ -22,7 +22,7 @@ class LogitRows:
 
     def __init__(self, model: nn.Module) -> None:
         self._model: Any = model
-        self._trunks = _trunks(model)
+        self._trunks = trunks(model)
 
     @property
     def is_late(self) -> bool:
@@ -83,7 +83,7 @@ class _Selection:
         return selection
 
 
-def _trunks(model: Any) -> list[nn.Module]:
+def trunks(model: Any) -> list[nn.Module]:
     """Modules around the list of layers, innermost first, without the whole model."""
     layers = getattr(model, "layers", None)
     if not layers:

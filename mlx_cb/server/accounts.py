@@ -69,7 +69,7 @@ class Accounts:
         """
         await self._check_day(user)
         mine = self._open.setdefault(user.name, _Open())
-        size = len(generation.choices)
+        size = generation.places
         try:
             await self._enter(user, mine, size)
             started = time.monotonic()

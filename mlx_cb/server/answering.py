@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from mlx_cb.errors import EngineDead, MlxCbError
 from mlx_cb.server.body import ClientGone, read_body
+from mlx_cb.server.compression import ENCODINGS
 from mlx_cb.server.front import Front
 from mlx_cb.server.generate_input import GenerateInput
 from mlx_cb.server.generation import Generation
@@ -58,7 +59,7 @@ class Dialect:
         error: an error as status and body; used before anything was sent.
         stream_error: the same as the last frame of a stream.
         keep_alive: what to send while nothing else was sent for a while.
-        request_type: the body's type, for the API's description.
+        request_type, answer_type: of the body and the whole answer, for the API's description.
     """
 
     parse: Callable[[bytes, Front], GenerateInput | Whole]
@@ -69,6 +70,7 @@ class Dialect:
     media_type: bytes = EVENT_STREAM
     keep_alive: Callable[[Answering], bytes] = lambda answering: COMMENT
     request_type: type | None = None
+    answer_type: type | None = None
 
 
 class Endpoint:
@@ -77,7 +79,8 @@ class Endpoint:
     def __init__(self, front: Front, dialect: Dialect) -> None:
         self._front = front
         self._dialect = dialect
-        self.request_type = dialect.request_type
+        self.request_type, self.answer_type = dialect.request_type, dialect.answer_type
+        self.stream_media_type = dialect.media_type.decode().partition(";")[0]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = scope["state"]["request_id"]
@@ -158,11 +161,12 @@ class JsonEndpoint:
     def __init__(
         self,
         front: Front,
-        answer: Callable[[bytes, Front], Awaitable[bytes]],
+        answer: Callable[[bytes, Front], Awaitable[bytes | Whole]],
         error: Callable[[MlxCbError, str], Whole],
         request_type: type | None = None,
+        answer_type: type | None = None,
     ) -> None:
-        self.request_type = request_type
+        self.request_type, self.answer_type = request_type, answer_type
         self._front = front
         self._answer = answer
         self._error = error
@@ -170,7 +174,8 @@ class JsonEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await read_body(scope, receive, self._front.config.max_body_bytes)
-            made = Whole(await self._answer(body, self._front))
+            answer = await self._answer(body, self._front)
+            made = answer if isinstance(answer, Whole) else Whole(answer)
         except ClientGone:
             return
         except MlxCbError as error:
@@ -183,7 +188,7 @@ class JsonEndpoint:
 def error_headers(error: MlxCbError) -> tuple[tuple[bytes, bytes], ...]:
     """`Retry-After` in whole seconds; every 429 and 503 has one, or some clients give up."""
     if error.status == 415:
-        return ((b"accept-encoding", b"gzip, deflate"),)
+        return ((b"accept-encoding", ", ".join(ENCODINGS).encode()),)
     seconds = error.retry_after
     if seconds is None and error.status in (429, 503):
         seconds = 1.0

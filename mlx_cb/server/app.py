@@ -35,7 +35,7 @@ def all_routes(front: Front) -> list[BaseRoute]:
         *sign_in_routes.routes(front),
         *operator_routes.routes(front),
     ]
-    return [*described, *openapi.routes(described)]
+    return [*described, *openapi.routes(described, dialects.error_type)]
 
 
 def create_app(front: Front) -> ASGIApp:

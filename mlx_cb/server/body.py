@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import zlib
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope
 
 from mlx_cb.errors import InvalidRequest, MlxCbError, RequestTooLarge
+from mlx_cb.server.compression import ENCODINGS, DamagedBody, decompress
 
 T = TypeVar("T")
 _PATH = re.compile(r" - at `(?P<key>key in )?\$(?P<path>[^`]*)`\Z")
@@ -22,8 +22,6 @@ _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
 _LARGEST_CHECKED = 2**20
 # A body may take this many seconds, and longer as long as so many bytes come per second.
 PATIENCE_S, SLOWEST = 20.0, 4096
-# Content-Encoding → zlib's window size with the container it says to expect.
-_WINDOW_BITS = {"gzip": 31, "deflate": 15}
 
 
 class UnsupportedEncoding(MlxCbError):
@@ -79,25 +77,22 @@ def _encoding(scope: Scope) -> str:
     """The body's compression. Raises UnsupportedEncoding."""
     named = [value for name, value in scope["headers"] if name == b"content-encoding"]
     encoding = named[0].decode("latin-1").strip().lower() if named else "identity"
-    if encoding not in _WINDOW_BITS and encoding != "identity":
+    if encoding not in ENCODINGS and encoding != "identity":
         raise UnsupportedEncoding(
             f"the request body is compressed with {encoding!r}; this server reads "
-            f"{', '.join(_WINDOW_BITS)} or no compression"
+            f"{', '.join(ENCODINGS)} or no compression"
         )
     return encoding
 
 
 def _decompressed(body: bytes, encoding: str, limit: int) -> bytes:
     """The plain body; a small body that unpacks to a huge one is refused before it does."""
-    unpacking = zlib.decompressobj(_WINDOW_BITS[encoding])
     try:
-        plain = unpacking.decompress(body, limit + 1)
-    except zlib.error as error:
+        plain = decompress(body, encoding, limit + 1)
+    except DamagedBody as error:
         raise InvalidRequest(f"the request body is not valid {encoding}: {error}") from error
     if len(plain) > limit:
         raise _too_large(limit)
-    if not unpacking.eof:
-        raise InvalidRequest(f"the request body is not valid {encoding}: it ends too early")
     return plain
 
 

@@ -28,10 +28,12 @@ from mlx_cb.server.transcript import Transcript
 from mlx_cb.server.usage import Usage
 from mlx_cb.server.users import User
 from mlx_cb.server.views import Owners
+from mlx_cb.text.call_forms import CALL_FORMS, CallForm
 from mlx_cb.text.chat_template import ChatInput, Prompt
+from mlx_cb.text.harmony import HarmonyFormat
 from mlx_cb.text.model_text import ModelText
 from mlx_cb.text.output_parser import OutputParser, ParserOptions
-from mlx_cb.text.tools import CALL_FORMS, CallForm
+from mlx_cb.text.sections import OutputFormat
 
 # Encoding fewer characters than this takes less time than moving it to a thread.
 _SHORT_PROMPT = 4000
@@ -127,6 +129,12 @@ class Front:
         Raises InvalidRequest, ContextLengthExceeded, EngineDead.
         """
         text = self.text
+        if self.model_info.pooling is not None and not given.is_embedding:
+            raise InvalidRequest(
+                f"{self.served_name} is an embedding model and generates no text; use "
+                f"/v1/embeddings",
+                param="model",
+            )
         self._check_ids(given)
         prompts = [await self.encode(prompt) for prompt in given.prompts]
         prompts = [_with_start(text, given, prompt) for prompt in prompts]
@@ -137,11 +145,14 @@ class Front:
             for k in range(given.n)
         ]
         self.owners.note((choice.request_id for choice in choices), user.name)
-        return Generation(self.engine, self.metrics, choices, user.name, user.standing)
+        places = 1 if given.is_embedding else len(choices)
+        return Generation(self.engine, self.metrics, choices, user.name, user.standing, places)
 
     async def encode(self, prompt: PromptInput) -> Prompt:
-        """One prompt's token ids; long prompts are encoded off the event loop."""
-        if _size(prompt) < _SHORT_PROMPT:
+        """One prompt's token ids; what may take long is done off the event loop."""
+        template = self.text.chat_template
+        is_slow = template is not None and template.is_slow
+        if _size(prompt) < _SHORT_PROMPT and not is_slow:
             return _encode(self.text, prompt)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._encoders, _encode, self.text, prompt)
@@ -157,7 +168,7 @@ class Front:
         choice = given.tool_choice
         options = ParserOptions(
             stops=params.stop,
-            output_format=text.output_format(choice.tools) if is_chat else None,
+            output_format=_output_format(text, given) if is_chat else None,
             written=_forced_start(text, choice),
             most_calls=choice.most_calls,
             in_reasoning=is_chat and text.opens_reasoning(prompt),
@@ -207,22 +218,17 @@ class Front:
             )
 
 
-def _call_form(text: ModelText) -> CallForm | None:
-    return CALL_FORMS.get(text.tool_syntax_name)
+def _output_format(text: ModelText, given: GenerateInput) -> OutputFormat | HarmonyFormat | None:
+    return text.output_format(given.tool_choice.tools, streams_calls=given.streams_calls)
+
+
+def _call_form(text: ModelText) -> CallForm:
+    return CALL_FORMS[text.tool_syntax_name]
 
 
 def _forced_start(text: ModelText, choice: ToolChoice) -> str:
     """How the answer has to begin; "" unless it must be a call."""
-    if not choice.must_call:
-        return ""
-    form = _call_form(text)
-    if form is None:
-        raise InvalidRequest(
-            f"tool_choice: this model writes calls as {text.tool_syntax_name}, which cannot be "
-            f"forced; use auto",
-            param="tool_choice",
-        )
-    return form.start(choice.name)
+    return _call_form(text).start(choice.name) if choice.must_call else ""
 
 
 def _with_start(text: ModelText, given: GenerateInput, prompt: Prompt) -> Prompt:
@@ -244,11 +250,11 @@ def _with_start(text: ModelText, given: GenerateInput, prompt: Prompt) -> Prompt
 def _grammar(text: ModelText, given: GenerateInput) -> str | None:
     """The grammar of the answer, with the calls that it may or must make."""
     choice, grammar = given.tool_choice, given.params.grammar
-    form = _call_form(text)
-    if choice.must_call and form is not None:
-        return forced_call_grammar(form, choice.tools or [], choice.name)
+    specials = text.tokenizer.special_tokens
+    if choice.must_call:
+        return forced_call_grammar(_call_form(text), choice, specials)
     if grammar is not None and choice.tools:
-        return beside_calls(grammar, form, choice.tools, "response_format")
+        return beside_calls(grammar, _call_form(text), choice, specials)
     return grammar
 
 

@@ -11,6 +11,7 @@ from mlx_cb.server.tool_choice import ToolChoice
 from mlx_cb.text.chat_template import ChatInput
 
 MOST_CHOICES = 128
+MOST_EMBEDDINGS = 2048
 PromptInput = ChatInput | str | list[int]
 
 
@@ -22,6 +23,8 @@ class GenerateInput:
         prompts: a chat, or one or more texts or token id lists; every prompt gets `n` answers.
         model: the name the client used, None if it used none.
         tool_choice: tools whose calls are looked for in the answer.
+        streams_calls: a tool call's arguments are given on while the model writes them.
+        is_embedding: the texts' vectors are wanted, and no text.
         echo: the answer begins with the prompt's own text.
         details: what the dialect needs again when it writes the answer.
     """
@@ -32,13 +35,19 @@ class GenerateInput:
     model: str | None = None
     stream: bool = False
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    streams_calls: bool = False
+    is_embedding: bool = False
     echo: bool = False
     details: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.n * len(self.prompts) <= MOST_CHOICES:
+        number = self.n * len(self.prompts)
+        if self.is_embedding and number > MOST_EMBEDDINGS:
             raise InvalidRequest(
-                f"n times the number of prompts must be between 1 and {MOST_CHOICES}, not "
-                f"{self.n * len(self.prompts)}",
+                f"input must hold at most {MOST_EMBEDDINGS} texts, not {number}", param="input"
+            )
+        if not self.is_embedding and not 1 <= number <= MOST_CHOICES:
+            raise InvalidRequest(
+                f"n times the number of prompts must be between 1 and {MOST_CHOICES}, not {number}",
                 param="n",
             )

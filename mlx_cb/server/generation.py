@@ -48,19 +48,24 @@ class Choice:
     transcript: Transcript | None = None
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
+    embedding: bytes | None = None
     first: asyncio.Task[RequestOutput] | None = None
     outputs: AsyncIterator[RequestOutput] | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """An answer of one or more choices. Use `start`, then `events`, then always `close`."""
+    """An answer of one or more choices. Use `start`, then `events`, then always `close`.
+
+    `places` is how many of its user's answers it counts for.
+    """
 
     engine: Engine
     metrics: Metrics
     choices: list[Choice]
     user: str
     standing: Standing = EQUAL
+    places: int = 1
     arrived: float = field(default_factory=time.monotonic)
     first_token_s: float | None = None
     was_started: bool = False
@@ -175,6 +180,7 @@ class Generation:
             last = now
             if output.prompt_logprobs is not None:
                 choice.prompt_logprobs = output.prompt_logprobs
+            choice.embedding = output.embedding or choice.embedding
             choice.cached_tokens = output.num_cached_tokens or choice.cached_tokens
             events = parser.feed(output)
             if choice.transcript is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ _FAILURES = {
     "401": "No key, or a wrong one, where one is needed.",
     "403": "The Host is not this machine, the page is another site's, or the key lacks the right.",
     "404": "No such model or id.",
+    "408": "The body comes too slowly.",
     "413": "The body is too large.",
     "415": "The body is compressed in a way that is not read here.",
     "429": "Too much work is waiting; see Retry-After.",
@@ -30,18 +31,29 @@ _FAILURES = {
 }
 
 
-def describe(routes: Sequence[BaseRoute]) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of these routes."""
+def answers(kind: type) -> Callable[[Any], Any]:
+    """Say what a plain route function answers with, for its description."""
+
+    def mark(function: Any) -> Any:
+        function.answer_type = kind
+        return function
+
+    return mark
+
+
+def describe(routes: Sequence[BaseRoute], error_type: Callable[[str], type]) -> dict[str, Any]:
+    """An OpenAPI 3.1 document of these routes; `error_type` gives a path's form of errors."""
     found = [route for route in routes if isinstance(route, Route)]
-    types = [kind for route in found if (kind := _request_type(route)) is not None]
-    unique = list(dict.fromkeys(types))
+    types = [_type(route, name) for route in found for name in ("request_type", "answer_type")]
+    types += [error_type(route.path) for route in found]
+    unique = [kind for kind in dict.fromkeys(types) if kind is not None]
     schemas, components = msgspec.json.schema_components(unique, ref_template=_SCHEMAS)
     references = dict(zip(unique, schemas, strict=True))
     paths: dict[str, Any] = {}
     for route in found:
         path = route.path.replace(":path}", "}")
         for method in sorted((route.methods or set()) - {"HEAD"}):
-            operation = _operation(route, references)
+            operation = _operation(route, references, error_type(route.path))
             paths.setdefault(path, {})[method.lower()] = operation
     return {
         "openapi": "3.1.0",
@@ -55,19 +67,37 @@ def describe(routes: Sequence[BaseRoute]) -> dict[str, Any]:
     }
 
 
-def _request_type(route: Route) -> type | None:
-    return getattr(route.endpoint, "request_type", None)
+def _type(route: Route, name: str) -> type | None:
+    return getattr(route.endpoint, name, None)
 
 
-def _operation(route: Route, references: dict[type, dict[str, Any]]) -> dict[str, Any]:
-    kind = _request_type(route)
+def _answer(route: Route, references: dict[type, dict[str, Any]]) -> dict[str, Any]:
+    """The description of a 200: its body's schema, and that it may be a stream."""
+    kind = _type(route, "answer_type")
+    if kind is None:
+        return {"description": "The answer."}
+    content: dict[str, Any] = {"application/json": {"schema": references[kind]}}
+    streamed = getattr(route.endpoint, "stream_media_type", None)
+    if streamed is not None:
+        content[streamed] = {}
+    return {
+        "description": "The answer; a stream if the request asks for one.", "content": content
+    }  # fmt: skip
+
+
+def _operation(route: Route, references: dict[type, dict[str, Any]], error: type) -> dict[str, Any]:
+    kind = _type(route, "request_type")
+    refused = {"application/json": {"schema": references[error]}}
     source = kind if kind is not None else route.endpoint
     summary = (inspect.getdoc(source) or route.path).split("\n")[0]
     operation: dict[str, Any] = {
         "summary": summary,
         "responses": {
-            "200": {"description": "The answer; a stream if the request asks for one."},
-            **{status: {"description": text} for status, text in _FAILURES.items()},
+            "200": _answer(route, references),
+            **{
+                status: {"description": text, "content": refused}
+                for status, text in _FAILURES.items()
+            },
         },
     }
     if kind is not None:
@@ -102,9 +132,9 @@ def _page(document: dict[str, Any]) -> str:
     )
 
 
-def routes(described: Sequence[BaseRoute]) -> list[BaseRoute]:
+def routes(described: Sequence[BaseRoute], error_type: Callable[[str], type]) -> list[BaseRoute]:
     """`/openapi.json` and `/docs` for these routes."""
-    document = describe(described)
+    document = describe(described, error_type)
     encoded, page = msgspec.json.encode(document), _page(document)
     policy = inline_policy(page)
 

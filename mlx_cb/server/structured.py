@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from mlx_cb.errors import InvalidRequest
 from mlx_cb.sampling_params import SamplingParams
-from mlx_cb.text.tools import CallForm
+from mlx_cb.server.tool_choice import ToolChoice
+from mlx_cb.text.call_forms import CallForm
+from mlx_cb.text.lark_rules import JSON_OPTIONS
 
 LARGEST_SCHEMA = 256 * 1024
 DEEPEST_SCHEMA = 100
-# With free white space a model at high temperature writes blanks for ever.
-_OPTIONS: Any = {"whitespace_flexible": False}
 
 
 def schema_grammar(schema: Any, param: str) -> str:
@@ -36,7 +37,7 @@ def schema_grammar(schema: Any, param: str) -> str:
             f"{DEEPEST_SCHEMA}",
             param=param,
         )
-    return _checked(LLMatcher.grammar_from_json_schema(schema, defaults=_OPTIONS), param)
+    return _checked(LLMatcher.grammar_from_json_schema(schema, defaults=JSON_OPTIONS), param)
 
 
 def regex_grammar(pattern: str, param: str) -> str:
@@ -60,46 +61,31 @@ def choice_grammar(choices: list[str], param: str) -> str:
     return lark_grammar("start: " + " | ".join(map(json.dumps, choices)), param)
 
 
-def forced_call_grammar(form: CallForm, tools: list[dict[str, Any]], name: str | None) -> str:
-    """What follows the forced start of a call: the rest of it, for `name` or for any tool."""
+def forced_call_grammar(form: CallForm, choice: ToolChoice, specials: Mapping[str, int]) -> str:
+    """What follows the forced start of a call: the rest of it, for the named or for any tool."""
+    name, tools = choice.name, choice.tools or []
     named = [tool for tool in tools if name is None or tool["function"]["name"] == name]
-    return lark_grammar(_rules(form, named, "", with_names=name is None), "tools")
+    return lark_grammar(form.grammar(named, specials, with_names=name is None), "tools")
 
 
 def beside_calls(
-    grammar: str, form: CallForm | None, tools: list[dict[str, Any]], param: str
+    grammar: str, form: CallForm, choice: ToolChoice, specials: Mapping[str, int]
 ) -> str:
     """A schema's grammar that also lets the model call one tool instead of answering.
 
     Raises InvalidRequest where that cannot be written down.
     """
+    param = "response_format"
     parts = msgspec.json.decode(grammar)["grammars"]
     schema = parts[0].get("json_schema") if len(parts) == 1 else None
-    if form is None or schema is None:
+    if schema is None:
         raise InvalidRequest(
-            f"{param} together with tools is not supported for this model; set tool_choice to none",
+            f"{param} together with tools has to be a JSON schema; or set tool_choice to none",
             param=param,
         )
-    calls = _rules(form, tools, form.start(None), with_names=True)
+    calls = form.grammar(choice.tools or [], specials, start=form.start(None))
     answer = f"answer: %json {json.dumps(schema)}"
     return lark_grammar(f"{calls.replace('start: ', 'start: answer | ', 1)}\n{answer}", param)
-
-
-def _rules(form: CallForm, tools: list[dict[str, Any]], start: str, *, with_names: bool) -> str:
-    """Lark rules for one call of these tools, `start` before it.
-
-    What a tool's schema has beyond llguidance's reach is left to the model.
-    """
-    rules = []
-    for number, tool in enumerate(tools):
-        function = tool["function"]
-        schema = function.get("parameters") or {"type": "object"}
-        schema = {**schema, "x-guidance": {**_OPTIONS, "lenient": True}}
-        before = start + (function["name"] + form.between if with_names else "")
-        head = f"{json.dumps(before)} " if before else ""
-        rules.append(f"call{number}: {head}%json {json.dumps(schema)} {json.dumps(form.close)}")
-    calls = " | ".join(f"call{number}" for number in range(len(tools)))
-    return "\n".join([f"start: {calls}", *rules])
 
 
 def with_grammar(params: SamplingParams, grammar: str | None) -> SamplingParams:

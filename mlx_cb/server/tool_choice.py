@@ -36,6 +36,9 @@ def choose_tools(
         if not isinstance(tool.get("function"), dict) or not tool["function"].get("name"):
             where = f"tools[{number}]"
             raise InvalidRequest(f"{where} needs a function with a name", param=where)
+        if not isinstance(tool["function"].get("parameters") or {}, dict):
+            where = f"tools[{number}].function.parameters"
+            raise InvalidRequest(f"{where} must be a JSON schema object", param=where)
     if choice not in ("auto", "none", "required", "named"):
         raise InvalidRequest(f"tool_choice: {choice!r} is not known", param="tool_choice")
     if choice == "none" or (not tools and choice == "auto"):

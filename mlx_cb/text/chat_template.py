@@ -82,6 +82,11 @@ class ChatTemplate:
             t.content for t in tokens if t.special or (t.content.strip() and t.content in literals)
         )
 
+    @property
+    def is_slow(self) -> bool:
+        """True once a render took so long that it has no place on an event loop."""
+        return self._template.is_slow
+
     def encode(self, chat: ChatInput) -> Prompt:
         """Render and encode. Raises InvalidRequest (also TemplateRefusal) naming `messages`."""
         if not chat.messages:

@@ -24,7 +24,7 @@ from mlx_cb.text.events import (
     ToolCallDelta,
     ToolCallStart,
 )
-from mlx_cb.text.sections import new_call_id
+from mlx_cb.text.parsed_calls import new_call_id
 
 MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
@@ -33,9 +33,13 @@ _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 
 @dataclass(frozen=True, slots=True)
 class HarmonyFormat:
-    """The output format of gpt-oss checkpoints. `has_tools` turns calls into events."""
+    """The output format of gpt-oss checkpoints. `has_tools` turns calls into events.
+
+    `streams_calls` gives calls on as they are written.
+    """
 
     has_tools: bool
+    streams_calls: bool = False
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -44,7 +48,7 @@ class HarmonyFormat:
 
     def new_sections(self, *, in_reasoning: bool) -> HarmonySections:
         """A state machine for one text; harmony says itself where reasoning begins."""
-        return HarmonySections(self.has_tools)
+        return HarmonySections(self.has_tools, self.streams_calls)
 
 
 @dataclass(slots=True)
@@ -52,11 +56,13 @@ class HarmonySections:
     """The state machine over one text."""
 
     has_tools: bool
+    streams_calls: bool = False
     in_reasoning: bool = False
     num_calls: int = 0
     _header: str | None = None  # None while a header is being read
     _held: str = ""
     _call: str | None = None
+    _has_begun: bool = False  # the call has been given on and cannot be taken back
     _events: list[OutputEvent] = field(default_factory=list)
 
     def feed(self, text: str, scores: list[ScoredToken] | None = None) -> list[OutputEvent]:
@@ -76,7 +82,9 @@ class HarmonySections:
             if leftover and "<|" not in leftover and leftover not in ("assistant",):
                 self._events.append(TextDelta(leftover))  # no harmony at all: plain text
         else:
-            self._write(self._held)
+            # Half a control token is no part of a call's arguments.
+            is_marker = self._has_begun and _may_be_end(self._held)
+            self._write("" if is_marker else self._held)
             self._end_message(is_complete=end.reason is EndReason.STOP)
         self._held = ""
         if self.num_calls and end.reason is EndReason.STOP:
@@ -110,20 +118,36 @@ class HarmonySections:
     def _write(self, text: str) -> None:
         if self._call is not None:
             self._call += text
+            self._stream_call(text)
         elif text:
             made = ReasoningDelta(text) if self.in_reasoning else TextDelta(text)
             self._events.append(made)
 
+    def _stream_call(self, text: str) -> None:
+        """Give on a call's arguments, from their opening brace on."""
+        name = _RECIPIENT.search(self._header or "")
+        if not self.streams_calls or name is None or self._call is None or not text:
+            return
+        if self._has_begun:
+            self._events.append(ToolCallDelta(self.num_calls, text))
+        elif self._call.lstrip().startswith("{"):
+            self._has_begun = True
+            start = ToolCallStart(self.num_calls, new_call_id(), name[1])
+            self._events += [start, ToolCallDelta(self.num_calls, self._call.lstrip())]
+
     def _end_message(self, *, is_complete: bool) -> None:
         if self._call is not None:
             name = _RECIPIENT.search(self._header or "")
-            if name is not None and is_complete and _is_object(self._call):
+            if self._has_begun:
+                self.num_calls += 1
+            elif name is not None and is_complete and _is_object(self._call):
                 start = ToolCallStart(self.num_calls, new_call_id(), name[1])
                 self._events += [start, ToolCallDelta(self.num_calls, self._call.strip() or "{}")]
                 self.num_calls += 1
             else:
                 self._events.append(TextDelta(self._call))
         self._header, self._call, self.in_reasoning = None, None, False
+        self._has_begun = False
 
     def _take(self, scores: list[ScoredToken] | None) -> list[OutputEvent]:
         events, self._events = self._events, []

@@ -58,12 +58,12 @@ class ModelText:
         return opens_reasoning(prompt.text, self.reasoning)
 
     def output_format(
-        self, tools: list[dict[str, Any]] | None
+        self, tools: list[dict[str, Any]] | None, *, streams_calls: bool = False
     ) -> OutputFormat | HarmonyFormat | None:
         """What to look for in an answer; None for a model without markers and no tools."""
         if self.tool_syntax_name == "harmony":
-            return HarmonyFormat(has_tools=bool(tools))
+            return HarmonyFormat(bool(tools), streams_calls)
         syntax = tool_syntax(self.tool_syntax_name, tools) if tools else None
         if syntax is None and self.reasoning is None:
             return None
-        return OutputFormat(self.reasoning, syntax)
+        return OutputFormat(self.reasoning, syntax, streams_calls)

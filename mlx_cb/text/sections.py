@@ -6,8 +6,6 @@ Knows nothing about tokens. How a call's text becomes name and arguments is `too
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -21,17 +19,16 @@ from mlx_cb.text.events import (
     ToolCallDelta,
     ToolCallStart,
 )
+from mlx_cb.text.parsed_calls import ParseCalls, ParsedCall, new_call_id
+from mlx_cb.text.streamed_calls import (
+    CallStreaming,
+    ElementArguments,
+    ElementCallReader,
+    JsonArguments,
+    JsonCallReader,
+)
 
 _WHITESPACE = "\n\r\t "
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedCall:
-    """A tool call as the model wrote it; `arguments` is JSON text, `id` the model's own or None."""
-
-    name: str
-    arguments: str
-    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +47,23 @@ class ToolSyntax:
         parse: the text between the markers to calls; raises ValueError for anything else.
         inner: further control tokens that `parse` needs to see.
         bare_start: how an answer begins that is a call without any marker, "" for never.
+        streaming: how its calls can be given on while they are written, None for not at all.
     """
 
     markers: Markers
-    parse: Callable[[str], list[ParsedCall]]
+    parse: ParseCalls
     inner: tuple[str, ...] = ()
     bare_start: str = ""
+    streaming: CallStreaming | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """Markers to look for in one generation."""
+    """Markers to look for in one generation; `streams_calls` gives calls on as they are written."""
 
     reasoning: Markers | None = None
     tools: ToolSyntax | None = None
+    streams_calls: bool = False
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -76,11 +76,6 @@ class OutputFormat:
     def new_sections(self, *, in_reasoning: bool) -> Sections:
         """A state machine for one text."""
         return Sections(self, in_reasoning=in_reasoning)
-
-
-def new_call_id() -> str:
-    """An id no other call has."""
-    return f"call_{secrets.token_hex(12)}"
 
 
 class _State(Enum):
@@ -101,6 +96,8 @@ class Sections:
     _skips_blank: bool = False
     _has_answered: bool = False
     _opened_by: str = ""
+    _json: JsonCallReader | None = None
+    _elements: ElementCallReader | None = None
     _events: list[OutputEvent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -122,12 +119,12 @@ class Sections:
     ) -> list[OutputEvent]:
         """The last events; an unfinished tool call is given back as text, never dropped."""
         events = self.feed(text, scores)
-        if self._state is _State.TOOL and self.output_format.tools is not None:
+        tools = self.output_format.tools
+        if self._state is _State.TOOL and tools is not None:
             # A model that ends its turn may leave the end marker out; one that was cut off did not
             # finish the call.
-            is_whole = end.reason is EndReason.STOP or not self.output_format.tools.markers.end
-            if not is_whole or not self._call(self._held):
-                self._write(self._opened_by + self._held)
+            is_whole = end.reason is EndReason.STOP or not tools.markers.end
+            self._close_calls(self._held, "", is_whole=is_whole)
         elif self._held.strip(_WHITESPACE) or not self.num_calls:
             self._write(self._held)
         self._held = ""
@@ -151,8 +148,8 @@ class Sections:
         if self._state is _State.TOOL:
             return self._advance_tool()
         if self._is_bare_call():
-            self._state, self._opened_by = _State.TOOL, ""
-            return False
+            self._open_calls("")
+            return True
         position, marker = self._next_marker()
         if marker is None:
             keep = self._possible_marker()
@@ -172,21 +169,53 @@ class Sections:
         elif reasoning and marker == reasoning.start:
             self._state = _State.REASONING
         elif tools and marker == tools.markers.start:
-            self._state, self._opened_by = _State.TOOL, marker
+            self._open_calls(marker)
         self.in_reasoning = self._state is _State.REASONING
         self._skips_blank = True
 
+    def _open_calls(self, marker: str) -> None:
+        tools = self.output_format.tools
+        assert tools is not None
+        self._state, self._opened_by = _State.TOOL, marker
+        streaming = tools.streaming if self.output_format.streams_calls else None
+        if isinstance(streaming, JsonArguments):
+            self._json = JsonCallReader(streaming, self.num_calls)
+        elif isinstance(streaming, ElementArguments):
+            self._elements = ElementCallReader(streaming, self._parsed, self.num_calls)
+
     def _advance_tool(self) -> bool:
         assert self.output_format.tools is not None
-        markers = self.output_format.tools.markers
-        if not markers.end or markers.end not in self._held:
+        if self._json is not None:
+            events, self._held = self._json.feed(self._held)
+            self._events += events
+            self.num_calls = self._json.first_index + self._json.num_whole
+            if self._json.is_open:
+                return False
+        end = self.output_format.tools.markers.end
+        if not end or end not in self._held:
+            if self._elements is not None:
+                self._events += self._elements.feed(self._held)
             return False
-        inside, _, self._held = self._held.partition(markers.end)
+        inside, _, self._held = self._held.partition(end)
         self._state = _State.TEXT
         self._skips_blank = True
-        if not self._call(inside):
-            self._write(self._opened_by + inside + markers.end)
+        self._close_calls(inside, end, is_whole=True)
         return True
+
+    def _close_calls(self, text: str, marker: str, *, is_whole: bool) -> None:
+        """The calls of a section that ends; what is not a call is given back as text."""
+        if self._json is not None and self._json.has_begun:
+            rest = self._json.close(text)
+            self.num_calls = self._json.first_index + self._json.num_whole
+            if rest.strip(_WHITESPACE) and not (is_whole and self._call(rest)):
+                self._write(rest)
+        elif not (is_whole and self._call(text)):
+            if self._elements is not None and self._elements.has_begun:
+                self.num_calls = self._elements.first_index + self._elements.num_begun
+                self._write(text.rpartition(self._elements.form.closing)[2] + marker)
+            else:
+                self._write(self._opened_by + text + marker)
+        self._json = self._elements = None
 
     def _is_bare_call(self) -> bool:
         tools = self.output_format.tools
@@ -194,12 +223,19 @@ class Sections:
             return False
         return self._held.lstrip(_WHITESPACE).startswith(tools.bare_start)
 
-    def _call(self, text: str) -> bool:
+    def _parsed(self, text: str) -> list[ParsedCall]:
         assert self.output_format.tools is not None
         try:
-            calls = self.output_format.tools.parse(text)
+            return self.output_format.tools.parse(text)
         except (ValueError, KeyError, TypeError, AttributeError, SyntaxError):
-            return False  # parsers of foreign text fail in many ways; the text is shown instead
+            return []  # parsers of foreign text fail in many ways; the text is shown instead
+
+    def _call(self, text: str) -> bool:
+        calls = self._parsed(text)
+        if self._elements is not None and calls:
+            self._events += self._elements.finish(calls)
+            self.num_calls += len(calls)
+            return True
         for call in calls:
             self._events.append(ToolCallStart(self.num_calls, call.id or new_call_id(), call.name))
             self._events.append(ToolCallDelta(self.num_calls, call.arguments))

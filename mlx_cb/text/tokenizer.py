@@ -57,6 +57,7 @@ class Tokenizer:
         self.config = config or {}
         self.added_tokens = {token.id: token for token in parsed.added_tokens}
         self.special_ids = frozenset(t.id for t in parsed.added_tokens if t.special)
+        self.special_tokens = {t.content: t.id for t in parsed.added_tokens if t.special}
         self.vocab_size = self.backend.get_vocab_size(with_added_tokens=True)
         self.token_bytes = TokenBytes(self.backend, DecoderKind.of(parsed.decoder))
 

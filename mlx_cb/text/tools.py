@@ -12,13 +12,15 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from mlx_cb.errors import UnsupportedModel
-from mlx_cb.text.sections import Markers, ParsedCall, ToolSyntax
+from mlx_cb.text.call_streaming import streaming_of
+from mlx_cb.text.lark_rules import properties_of
+from mlx_cb.text.parsed_calls import ParsedCall
+from mlx_cb.text.sections import Markers, ToolSyntax
 from mlx_cb.text.tools_deepseek import DEEPSEEK_MARKERS, DEEPSEEK_TOKENS, parse_deepseek_calls
 
 _PACKAGE = "mlx_cb_foreign_tool_parsers"
@@ -30,6 +32,8 @@ _BY_TEMPLATE: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|tool_call>", "<tool_call|>"), "gemma4"),
     (("<start_function_call>",), "function_gemma"),
     (("<longcat_tool_call>",), "longcat"),
+    (("<arg_key>", "</arg_key>\\n<arg_value>"), "glm45"),
+    (("<arg_key>", "</arg_key>\n<arg_value>"), "glm45"),
     (("<arg_key>",), "glm47"),
     (("<|tool_list_start|>",), "pythonic"),
     (("<|tool_call_start|>",), "pythonic"),
@@ -41,6 +45,9 @@ _BY_TEMPLATE: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<atem:function_calls>",), "muse_spark"),
     (("<tool_call>",), "json_tools"),
 )
+
+# Forms that another form's parser reads as well.
+_PARSERS = {"glm45": "glm47"}
 
 # Control tokens inside a call that its parser reads.
 _INNER: dict[str, tuple[str, ...]] = {
@@ -57,7 +64,7 @@ def find_tool_syntax(template: str, vocabulary_has: Callable[[str], bool]) -> st
     if "<|channel|>" in template and "<|constrain|>" in template:
         return "harmony"
     if "<｜tool▁calls▁begin｜>" in template:
-        return "deepseek"
+        return "deepseek_fenced" if "```json" in template else "deepseek"
     for texts, name in _BY_TEMPLATE:
         if all(text in template for text in texts):
             return name
@@ -72,45 +79,38 @@ def find_tool_syntax(template: str, vocabulary_has: Callable[[str], bool]) -> st
 
 def tool_syntax(name: str, tools: list[dict[str, Any]]) -> ToolSyntax:
     """The named syntax for a request's tools (some parsers read types from their schemas)."""
-    if name == "deepseek":
-        return ToolSyntax(DEEPSEEK_MARKERS, parse_deepseek_calls, DEEPSEEK_TOKENS)
+    streaming = streaming_of(name, tools)
+    if name in ("deepseek", "deepseek_fenced"):
+        return ToolSyntax(DEEPSEEK_MARKERS, parse_deepseek_calls, DEEPSEEK_TOKENS, "", streaming)
     if name == "llama3":
         markers = Markers("<|python_tag|>", "")
-        return ToolSyntax(markers, lambda text: parse_llama3_calls(text, tools), bare_start="{")
-    module = _foreign_parser(name)
+        return ToolSyntax(markers, lambda text: parse_llama3_calls(text, tools), (), "{", streaming)
+    module = _foreign_parser(_PARSERS.get(name, name))
+
+    known = [_with_plain_types(tool) for tool in tools]
+
+    names = {tool["function"]["name"] for tool in tools if "function" in tool}
 
     def parse(text: str) -> list[ParsedCall]:
-        return as_calls(module.parse_tool_call(text, tools))
+        if name == "longcat" and text.strip() in names:
+            return [ParsedCall(text.strip(), "{}")]  # its parser knows no call without arguments
+        return as_calls(module.parse_tool_call(text, known))
 
     markers = Markers(module.tool_call_start, module.tool_call_end)
-    return ToolSyntax(markers, parse, _INNER.get(name, ()))
+    return ToolSyntax(markers, parse, _INNER.get(name, ()), streaming=streaming)
 
 
-@dataclass(frozen=True, slots=True)
-class CallForm:
-    """How a call is written in JSON, in the order name, arguments: enough to force one.
-
-    Attributes:
-        opening: how every call begins.
-        before_name: from there to the name.
-        between: from the name to the arguments.
-        close: what ends the call after its arguments; an end marker may be left out.
-    """
-
-    opening: str
-    before_name: str
-    between: str
-    close: str
-
-    def start(self, name: str | None) -> str:
-        """The beginning of a call to `name`, or to any tool."""
-        return self.opening + self.before_name + (f"{name}{self.between}" if name else "")
-
-
-CALL_FORMS = {
-    "json_tools": CallForm("<tool_call>", '\n{"name": "', '", "arguments": ', "}"),
-    "llama3": CallForm('{"name": "', "", '", "parameters": ', "}"),
-}
+def _with_plain_types(tool: dict[str, Any]) -> dict[str, Any]:
+    """The tool with references followed: parsers look for a `type` at every property."""
+    function = tool.get("function") or {}
+    parameters = function.get("parameters")
+    if not isinstance(parameters, dict) or "properties" not in parameters:
+        return tool
+    properties = {name: schema for name, schema, _ in properties_of(parameters)}
+    return {
+        **tool,
+        "function": {**function, "parameters": {**parameters, "properties": properties}},
+    }
 
 
 def as_calls(parsed: Any) -> list[ParsedCall]:

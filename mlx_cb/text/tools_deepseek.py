@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 
-from mlx_cb.text.sections import Markers, ParsedCall
+from mlx_cb.text.parsed_calls import ParsedCall
+from mlx_cb.text.sections import Markers
 
 DEEPSEEK_MARKERS = Markers("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 DEEPSEEK_TOKENS = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
 
-_CALL = re.compile("<｜tool▁call▁begin｜>(.*?)<｜tool▁sep｜>(.*?)<｜tool▁call▁end｜>", re.DOTALL)
+_CALL = re.compile(
+    r"<｜tool▁call▁begin｜>(.*?)<｜tool▁sep｜>(.*?)(?:<｜tool▁call▁end｜>|\Z)", re.DOTALL
+)
 _FENCED = re.compile(r"\s*(?P<name>[^\n]+)\n```json\s*(?P<arguments>.*?)\s*```\s*\Z", re.DOTALL)
 
 

@@ -92,3 +92,6 @@ def test_the_engine_is_measured_on_the_tiny_model(tmp_path):
     figures = host.engine_figures(folder, steps=4)
     assert 0 < figures["host_step_ms_8"] < figures["host_step_ms_256"]
     assert figures["step_linear_r2"] <= 1.0
+    constrained = host.constrained_figures(folder, steps=4)
+    ratio = constrained["host_step_ms_16_constrained"] / constrained["host_step_ms_16"]
+    assert constrained["constrained_over_plain_16"] == pytest.approx(ratio)

@@ -1,10 +1,11 @@
-"""Released npm packages for tests, in a folder that later runs use again."""
+"""Released packages for tests, from npm and PyPI, in folders that later runs use again."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,4 +38,13 @@ def clients_folder() -> Path:
     folder = CACHE / "clients"
     if not all((folder / "node_modules" / name).is_dir() for name in CLIENTS):
         install(folder, *CLIENTS)
+    return folder
+
+
+def python_folder(requirement: str) -> Path:
+    """A folder with a Python package that cannot stand beside those of this environment."""
+    folder = CACHE.parent / "python" / requirement.replace("<", "-below-")
+    if not folder.is_dir():
+        command = [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder)]
+        subprocess.run([*command, requirement], check=True, capture_output=True)
     return folder

@@ -62,7 +62,7 @@ def test_large_agents(serve: Serve, agent: Agent, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["busy", "down", "breaks"])
-@pytest.mark.parametrize("agent", [OPENCODE[0], *LARGE[:2]], ids=lambda agent: agent.name)
+@pytest.mark.parametrize("agent", [*OPENCODE, *LARGE], ids=lambda agent: agent.name)
 def test_agents_go_on_after_trouble(
     serve: Serve, agent: Agent, trouble: str, tmp_path: Path
 ) -> None:
@@ -71,7 +71,7 @@ def test_agents_go_on_after_trouble(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", [OPENCODE[0], *LARGE[:2]], ids=lambda agent: agent.name)
+@pytest.mark.parametrize("agent", [*OPENCODE, *LARGE], ids=lambda agent: agent.name)
 def test_agents_go_on_after_a_restart(serve: Serve, agent: Agent, tmp_path: Path) -> None:
     place = Workplace(tmp_path / "home")
     place.make()

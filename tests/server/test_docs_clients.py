@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,12 +15,13 @@ from typing import Any
 import pytest
 
 from mlx_cb.cli.launch import CLIENTS, ask_server
-from tests.server.agents import OPENCODE, Workplace
-from tests.server.npm import clients_folder, npm_package
+from tests.server.agents import LARGE, OPENCODE, Agent, Workplace
+from tests.server.npm import clients_folder, python_folder
 
 Serve = Callable[..., Any]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "clients.md"
 SNIPPETS = re.findall(r"```(bash|python|javascript)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+AGENT_SNIPPETS = re.findall(r"```sh\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
 URL = "http://127.0.0.1:8080"
 WEATHER = {"name": "get_weather", "arguments": {"city": "Paris"}}
 REPLIES = (
@@ -29,9 +31,10 @@ REPLIES = (
 )
 
 
-def run(command: list[str], folder: Path) -> str:
+def run(command: list[str], folder: Path, **more: str) -> str:
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": programs, "LLM_USER_PATH": str(folder / "llm")}
+    environment |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", **more}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60,
         check=False,
@@ -41,10 +44,17 @@ def run(command: list[str], folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("language", "code"), SNIPPETS, ids=[f"{n}-{kind}" for n, (kind, _) in enumerate(SNIPPETS)]
+    ("language", "code"),
+    [
+        pytest.param(kind, code, id=f"{n}-{kind}", marks=pytest.mark.slow)
+        if "litellm" in code
+        else pytest.param(kind, code, id=f"{n}-{kind}")
+        for n, (kind, code) in enumerate(SNIPPETS)
+    ],
 )
 def test_snippet(serve: Serve, language: str, code: str, tmp_path: Path) -> None:
-    server = serve(*REPLIES)
+    is_embedding = "embed" in code
+    server = serve(*REPLIES, script={"embedding_size": 8} if is_embedding else None)
     code = code.replace(URL, server.url)
     assert URL not in code
     if language == "bash":
@@ -54,8 +64,12 @@ def test_snippet(serve: Serve, language: str, code: str, tmp_path: Path) -> None
     elif language == "python":
         module = re.search(r"^(?:import|from) (\w+)", code, re.MULTILINE)
         assert module is not None
-        pytest.importorskip(module[1])
-        output = run([sys.executable, "-c", code], tmp_path)
+        more = {}
+        if module[1] == "litellm":
+            more["PYTHONPATH"] = str(python_folder("litellm"))
+        else:
+            pytest.importorskip(module[1])
+        output = run([sys.executable, "-c", code], tmp_path, **more)
     else:
         folder = clients_folder()
         snippet = folder / f"{tmp_path.name}.mjs"
@@ -95,29 +109,42 @@ def test_launch_prints_for_a_running_server(serve: Serve) -> None:
     assert "Traceback" not in nobody.stderr
 
 
-def test_the_opencode_configuration_works(serve: Serve, tmp_path: Path) -> None:
-    place = Workplace(tmp_path / "home")
-    place.make()
-    server = serve(*OPENCODE[0].replies(place))
-    folder = place.home / ".config" / "opencode"
-    folder.mkdir(parents=True)
-    (folder / "opencode.json").write_text(CLIENTS["opencode"](ask_server(server.url)))
-    binary = npm_package("opencode-linux-x64", "1.18.33") / "bin" / "opencode"
-    environment = {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"}
-    assert place.run([str(binary), "run", "Go."], environment) == "HELLO\n"
+def put_on_path(folder: Path, agent: Agent) -> None:
+    """Commands named as in the document, for this tree's `mlx-cb` and for the agent."""
+    folder.mkdir()
+    commands = {"mlx-cb": [sys.executable, "-m", "mlx_cb"], agent.command: agent.binary()}
+    for name, command in commands.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+        (folder / name).chmod(0o755)
 
 
-@pytest.mark.slow
-def test_the_codex_configuration_works(serve: Serve, tmp_path: Path) -> None:
+def test_every_agent_has_a_snippet() -> None:
+    starts = [snippet.strip().split("\n")[-1].split()[0] for snippet in AGENT_SNIPPETS]
+    assert set(starts) == {agent.command for agent in [OPENCODE[0], *LARGE]}
+
+
+@pytest.mark.parametrize(
+    "snippet",
+    [
+        pytest.param(snippet, id=snippet.strip().split("\n")[-1].split()[0],
+                     marks=[] if "opencode" in snippet else pytest.mark.slow)
+        for snippet in AGENT_SNIPPETS
+    ],
+)  # fmt: skip
+def test_agent_snippet(serve: Serve, snippet: str, tmp_path: Path) -> None:
+    command = snippet.strip().split("\n")[-1].split()[0]
+    agent = next(a for a in [OPENCODE[0], *LARGE] if a.command == command)
     place = Workplace(tmp_path / "home")
     place.make()
-    read = {"name": "exec_command", "arguments": {"cmd": "cat in.txt"}}
-    write = {"name": "exec_command", "arguments": {"cmd": "tr a-z A-Z < in.txt > out.txt"}}
-    server = serve(
-        {"turn": 0, "tool_calls": [read]}, {"turn": 1, "tool_calls": [write]}, {"text": "Done."}
-    )
-    lines = CLIENTS["codex"](ask_server(server.url)).split("\n")
-    *setup, _ = lines
-    binary = npm_package("@openai/codex", "0.171.0") / "bin" / "codex.js"
-    start = f"node {binary} exec --skip-git-repo-check -s workspace-write --disable goals Go."
-    assert place.run(["bash", "-euc", "\n".join([*setup, start])], {}) == "HELLO\n"
+    server = serve(*agent.replies(place))
+    put_on_path(tmp_path / "bin", agent)
+    environment = {
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "MLX_CB_URL": server.url,
+        **agent.environment,
+    }
+    try:
+        assert place.run(["bash", "-euc", snippet], environment) == "HELLO\n"
+    finally:
+        place.end_daemons()

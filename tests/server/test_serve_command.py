@@ -183,12 +183,14 @@ def test_every_setting_reaches_the_configuration(monkeypatch: pytest.MonkeyPatch
         "reference", "--scheduler", "static", "--itl-target-ms", "50", "--max-queue-wait-s", "5",
         "--no-prefix-cache", "--log-format", "json", "--strict-model", "--revision", "r",
         "--keys", "k.json", "--tls", "c.pem,k.pem", "--allow-host", "h", "--allow-origin", "o",
+        "--reasoning-key", "both",
     )  # fmt: skip
     assert config.aliases == (("a", "org/m"), ("b", "org/m"))  # type: ignore[attr-defined]
     assert config.host == "0.0.0.0"  # type: ignore[attr-defined]
     assert config.keys_file == Path("k.json")  # type: ignore[attr-defined]
     assert config.tls == (Path("c.pem"), Path("k.pem"))  # type: ignore[attr-defined]
     assert (config.allowed_hosts, config.allowed_origins) == (("h",), ("o",))  # type: ignore[attr-defined]
+    assert config.reasoning_key == "both"  # type: ignore[attr-defined]
     lan = parse("--lan")
     assert (lan.lan, lan.host, lan.tls) == (True, "0.0.0.0", "auto")  # type: ignore[attr-defined]
     engine = config.engine  # type: ignore[attr-defined]

@@ -31,7 +31,9 @@ def normal(text: str) -> str:
     """A stream without what differs between two runs."""
     text = re.sub(r"(chatcmpl|cmpl)-[0-9a-f]{32}", r"\1-ID", text)
     text = re.sub(r"call_[0-9a-f]{24}", "call_ID", text)
-    return re.sub(r'"created":\d+', '"created":0', text)
+    text = re.sub(r'"created":\d+', '"created":0', text)
+    text = re.sub(r'"created_at":"[^"]*"', '"created_at":"T"', text)
+    return re.sub(r'("\w+_(?:duration|ms|per_second)"):[\d.e+-]+', r"\1:0", text)
 
 
 TOOLS = [{"type": "function", "function": {"name": "get_weather"}}]
@@ -50,7 +52,21 @@ GOLDEN_STREAMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"tokens": ["a", "b"]},
         {"prompt": "x", "stream": True, "stream_options": {"include_usage": True}},
     ),
-}
+    "lm_studio_chat": ("/api/v0/chat/completions", FULL, {**BODY, "tools": TOOLS}),
+    "lm_studio_completion": (
+        "/api/v0/completions", {"tokens": ["a", "b"]}, {"prompt": "x", "stream": True}
+    ),
+    "ollama_chat": (
+        "/api/chat", FULL, {"model": "scripted", "messages": BODY["messages"], "tools": TOOLS}
+    ),
+    "ollama_generate": (
+        "/api/generate", {"reasoning": "hm", "text": "a b“"},
+        {"model": "scripted", "prompt": "x"},
+    ),
+    "llamacpp_completion": (
+        "/completion", {"tokens": ["a", "b"]}, {"prompt": "x", "n_predict": 9, "stream": True}
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN_STREAMS))
@@ -204,3 +220,26 @@ def test_closing_ends_open_streams_with_an_error(serve: Serve) -> None:
     assert "shutting down" in rest
     assert time.monotonic() - started < 2
     assert server.has_stopped(5)
+
+
+@pytest.mark.parametrize(
+    ("key", "present", "absent"),
+    [
+        ("reasoning_content", {"reasoning_content"}, {"reasoning"}),
+        ("reasoning", {"reasoning"}, {"reasoning_content"}),
+        ("both", {"reasoning", "reasoning_content"}, set()),
+        ("inline", set(), {"reasoning", "reasoning_content"}),
+    ],
+)
+def test_reasoning_stands_under_the_key_that_was_chosen(
+    serve: Serve, key: str, present: set[str], absent: set[str]
+) -> None:
+    server = serve({"reasoning": "look it up", "text": "Yes, so."}, reasoning_key=key)
+    whole = server.chat().json()["choices"][0]["message"]
+    deltas = [c["choices"][0]["delta"] for c in data(server.chat(stream=True).text)]
+    streamed = {name: "".join(d.get(name) or "" for d in deltas) for name in (*present, "content")}
+    for found in (whole, streamed):
+        assert {found[name] for name in present} <= {"look it up"}
+        is_inline = key == "inline"
+        assert found["content"] == ("<think>\nlook it up\n</think>\n\n" * is_inline) + "Yes, so."
+    assert not any(name in delta for delta in [whole, *deltas] for name in absent)

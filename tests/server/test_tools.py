@@ -51,6 +51,38 @@ def test_c054_finish_reasons(serve: Serve, stream: bool) -> None:
     assert '"tool_calls"' not in no_tools
 
 
+def test_parameters_that_are_no_schema_are_refused(serve: Serve) -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": [1]}}
+    for choice in ("auto", "required"):
+        answer = serve({"text": "x"}).chat(tools=[tool], tool_choice=choice)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "tools[0].function.parameters"
+
+
+def test_arguments_are_streamed_as_they_are_written(serve: Serve) -> None:
+    long = {"text": " ".join(f"word{n}" for n in range(40))}
+    server = serve({"tool_calls": [{"name": "add", "arguments": long}]})
+    found = deltas(server.chat(tools=TOOLS, stream=True).text)
+    pieces = [
+        call["function"]["arguments"]
+        for delta in found
+        for call in delta.get("tool_calls", [])
+        if "name" not in call["function"]
+    ]
+    assert len(pieces) >= 30
+    assert json.loads("".join(pieces)) == long
+
+
+def test_c056_a_streamed_call_that_is_cut_is_a_beginning(serve: Serve) -> None:
+    server = serve({"tool_calls": [{"name": "add", "arguments": {"text": "a b c d"}}]})
+    answer = server.chat(tools=TOOLS, stream=True, max_tokens=7)
+    assert '"finish_reason":"length"' in answer.text
+    calls = [c for delta in deltas(answer.text) for c in delta.get("tool_calls", [])]
+    written = "".join(call["function"]["arguments"] for call in calls)
+    assert '{"text": "a b c d"}'.startswith(written)
+    assert written
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_c056_a_call_cut_by_the_limit_is_text(serve: Serve, stream: bool) -> None:
     server = serve({"tool_calls": TWO})

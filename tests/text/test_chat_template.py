@@ -169,3 +169,30 @@ def test_empty_messages_are_refused(byte_level: Tokenizer) -> None:
     with pytest.raises(InvalidRequest) as caught:
         render(byte_level, CHATML)
     assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{% set x = m(n - 1) ~ m(n - 1) %}{% endif %}{% endmacro %}"
+        "{{ m(60) }}",
+        "{{ 'a' * 10000000000 }}",
+        "{{ [0] * 10000000000 }}",
+        "{{ 10 ** 1000000000 }}",
+    ],
+)
+def test_a_template_cannot_work_without_end(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlx_cb.text.template_engine.LONGEST_RENDER_S", 0.3)
+    template = CompiledTemplate(source)
+    with pytest.raises(TemplateRefusal, match="was stopped"):
+        template.render({"messages": []})
+
+
+def test_a_slow_template_is_known_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = CompiledTemplate("{% for i in range(n) %}{% endfor %}")
+    template.render({"n": 1})
+    assert not template.is_slow
+    monkeypatch.setattr("mlx_cb.text.template_engine.SLOW_RENDER_S", 0.0)
+    template.render({"n": 1})
+    assert template.is_slow

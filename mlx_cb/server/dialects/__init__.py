@@ -13,25 +13,36 @@ from mlx_cb.server.dialects import (
     llamacpp,
     models,
     ollama,
+    ollama_embed,
     ollama_models,
     ollama_wire,
     openai_chat,
     openai_completions,
+    openai_embeddings,
     openai_responses,
     openai_wire,
     probes,
 )
+from mlx_cb.server.dialects.answer_types import AnthropicError, OllamaError, OpenAIError
 from mlx_cb.server.front import Front
 from mlx_cb.server.streaming import Whole
 
-_GENERATING = (openai_chat, openai_completions, openai_responses, anthropic_messages, ollama)
+_GENERATING = (
+    openai_chat,
+    openai_completions,
+    openai_responses,
+    openai_embeddings,
+    anthropic_messages,
+    ollama,
+    ollama_embed,
+)
 _LISTING = (models, ollama_models, llamacpp, probes)
 # Whose words an error has before its route is known; the first match counts.
 _ERRORS = (
-    ("/v1/messages", anthropic_messages.error_answer),
-    ("/api/v0/", openai_wire.error_answer),
-    ("/api/", ollama_wire.error_answer),
-    ("", openai_wire.error_answer),
+    ("/v1/messages", anthropic_messages.error_answer, AnthropicError),
+    ("/api/v0/", openai_wire.error_answer, OpenAIError),
+    ("/api/", ollama_wire.error_answer, OllamaError),
+    ("", openai_wire.error_answer, OpenAIError),
 )
 
 
@@ -48,5 +59,10 @@ def routes(front: Front) -> list[BaseRoute]:
 
 def error_answer(path: str, error: MlxCbError, request_id: str) -> Whole:
     """An error in the words of the dialect that this path belongs to."""
-    own = next(answer for start, answer in _ERRORS if path.startswith(start))
+    own = next(answer for start, answer, _ in _ERRORS if path.startswith(start))
     return own(error, request_id)
+
+
+def error_type(path: str) -> type:
+    """The form of the errors of this path, for the API's description."""
+    return next(kind for start, _, kind in _ERRORS if path.startswith(start))

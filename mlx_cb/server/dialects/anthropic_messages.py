@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from mlx_cb.errors import MlxCbError
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.server.answering import Answering, Dialect, Endpoint, JsonEndpoint
 from mlx_cb.server.body import decode_json
+from mlx_cb.server.dialects.answer_types import Message, TokenCount
 from mlx_cb.server.dialects.anthropic_wire import (
     Block,
     WireMessage,
@@ -20,6 +20,7 @@ from mlx_cb.server.dialects.anthropic_wire import (
     template_messages,
     template_tools,
 )
+from mlx_cb.server.dialects.replayed_calls import arguments_object
 from mlx_cb.server.front import Front, PromptTooLong
 from mlx_cb.server.generate_input import GenerateInput
 from mlx_cb.server.generation import Usage
@@ -123,6 +124,7 @@ def parse(body: bytes, front: Front) -> GenerateInput:
         params=with_grammar(params, grammar),
         model=front.resolve_name(asked.model),
         stream=bool(asked.stream),
+        streams_calls=bool(asked.stream),
         tool_choice=choice,
     )
 
@@ -154,6 +156,7 @@ class _Blocks:
 
     number: int = -1
     kind: str | None = None
+    arguments: str = ""
     blocks: list[dict[str, Any]] = field(default_factory=list)
     finish: Finish = field(default_factory=lambda: Finish(EndReason.STOP))
 
@@ -173,7 +176,7 @@ class _Blocks:
                 start = {"id": tool_id, "name": name, "input": {}}
                 return [*self.close(), *self._open("tool_use", start)]
             case ToolCallDelta(_, arguments):
-                self.blocks[-1]["input"] = json.loads(arguments)
+                self.arguments += arguments
                 return [self._delta({"type": "input_json_delta", "partial_json": arguments})]
             case Finish():
                 self.finish = event
@@ -187,6 +190,9 @@ class _Blocks:
         if self.kind == "thinking":
             self.blocks[-1]["signature"] = SIGNATURE
             made.append(self._delta({"type": "signature_delta", "signature": SIGNATURE}))
+        elif self.kind == "tool_use":
+            self.blocks[-1]["input"] = arguments_object(self.arguments)
+            self.arguments = ""
         self.kind = None
         return [*made, ("content_block_stop", {"index": self.number})]
 
@@ -294,6 +300,7 @@ DIALECT = Dialect(
     stream_error,
     keep_alive=lambda answering: _frame("ping", {}),
     request_type=MessagesRequest,
+    answer_type=Message,
 )
 
 
@@ -301,5 +308,7 @@ def endpoints(front: Front) -> dict[str, Endpoint | JsonEndpoint]:
     """Path → endpoint, all of them POST."""
     return {
         "/v1/messages": Endpoint(front, DIALECT),
-        "/v1/messages/count_tokens": JsonEndpoint(front, count_tokens, error_answer, CountRequest),
+        "/v1/messages/count_tokens": JsonEndpoint(
+            front, count_tokens, error_answer, CountRequest, TokenCount
+        ),
     }

@@ -17,6 +17,12 @@ from mlx_cb.errors import InvalidRequest
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.server.answering import Answering, Dialect, Endpoint, JsonEndpoint
 from mlx_cb.server.body import decode_json
+from mlx_cb.server.dialects.answer_types import (
+    DetokenizedText,
+    LlamaCompletion,
+    RenderedPrompt,
+    Tokens,
+)
 from mlx_cb.server.dialects.openai_messages import WireMessage, template_messages
 from mlx_cb.server.dialects.openai_wire import encode, error_answer, stream_error
 from mlx_cb.server.front import Front
@@ -250,7 +256,15 @@ async def stream(answering: Answering) -> AsyncIterator[bytes]:
 
 
 def _dialect(parse: Callable[[bytes, Front], GenerateInput], kind: type) -> Dialect:
-    return Dialect(parse, whole, stream, error_answer, stream_error, request_type=kind)
+    return Dialect(
+        parse,
+        whole,
+        stream,
+        error_answer,
+        stream_error,
+        request_type=kind,
+        answer_type=LlamaCompletion,
+    )
 
 
 def routes(front: Front) -> list[BaseRoute]:
@@ -259,10 +273,10 @@ def routes(front: Front) -> list[BaseRoute]:
     async def get_props(request: Request) -> Response:
         return Response(encode(props(front)), media_type="application/json")
 
-    posts = {
-        "/tokenize": (tokenize, TokenizeRequest),
-        "/detokenize": (detokenize, DetokenizeRequest),
-        "/apply-template": (apply_template, TemplateRequest),
+    posts: dict[str, tuple[Any, type, type]] = {
+        "/tokenize": (tokenize, TokenizeRequest, Tokens),
+        "/detokenize": (detokenize, DetokenizeRequest, DetokenizedText),
+        "/apply-template": (apply_template, TemplateRequest, RenderedPrompt),
     }
     generating = {
         "/completion": (parse_completion, CompletionRequest),
@@ -271,8 +285,8 @@ def routes(front: Front) -> list[BaseRoute]:
     return [
         Route("/props", get_props),
         *(
-            Route(path, JsonEndpoint(front, answer, error_answer, kind), methods=["POST"])
-            for path, (answer, kind) in posts.items()
+            Route(path, JsonEndpoint(front, answer, error_answer, *kinds), methods=["POST"])
+            for path, (answer, *kinds) in posts.items()
         ),
         *(
             Route(

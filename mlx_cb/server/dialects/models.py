@@ -10,8 +10,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from mlx_cb.errors import EngineDead, ModelNotFound
+from mlx_cb.server.dialects.answer_types import ModelList
 from mlx_cb.server.dialects.openai_wire import error_answer
 from mlx_cb.server.front import Front
+from mlx_cb.server.openapi import answers
 
 
 def model_object(front: Front, name: str) -> dict[str, Any]:
@@ -92,6 +94,7 @@ def codex_catalogue(front: Front) -> list[dict[str, Any]]:
 def routes(front: Front) -> list[BaseRoute]:
     """The listing and one model, with and without `/v1`."""
 
+    @answers(ModelList)
     async def all_models(request: Request) -> Response:
         found = listing(front)
         if "client_version" in request.query_params:

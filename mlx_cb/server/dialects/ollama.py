@@ -13,6 +13,7 @@ import msgspec
 from mlx_cb.errors import InvalidRequest
 from mlx_cb.server.answering import Answering, Dialect, Endpoint
 from mlx_cb.server.body import decode_json
+from mlx_cb.server.dialects.answer_types import OllamaChat, OllamaGeneration
 from mlx_cb.server.dialects.ollama_wire import (
     Options,
     WireMessage,
@@ -134,7 +135,7 @@ def _loaded(asked: _Fields, front: Front, empty: dict[str, Any]) -> Whole:
     reason = "unload" if asked.keep_alive in (0, "0", "0s") else "load"
     head = {"model": _name(asked, front), "created_at": timestamp()}
     line = encode({**head, **empty, "done": True, "done_reason": reason})
-    return Whole(line + b"\n" if asked.stream else line)
+    return Whole(line + b"\n", media_type=NDJSON) if asked.stream else Whole(line)
 
 
 @dataclass(slots=True)
@@ -211,6 +212,7 @@ def _dialect(
     parse: Callable[[bytes, Front], GenerateInput | Whole],
     wrap: Callable[[str, str, list[dict[str, Any]]], dict[str, Any]],
     request_type: type,
+    answer_type: type,
 ) -> Dialect:
     async def whole(answering: Answering) -> bytes:
         lines = _Lines(answering, wrap)
@@ -231,15 +233,23 @@ def _dialect(
         return _Lines(answering, wrap).line(wrap("", "", [])) + b"\n"
 
     return Dialect(
-        parse, whole, stream, error_answer, stream_error, NDJSON, keep_alive, request_type
+        parse,
+        whole,
+        stream,
+        error_answer,
+        stream_error,
+        NDJSON,
+        keep_alive,
+        request_type,
+        answer_type,
     )
 
 
 def endpoints(front: Front) -> dict[str, Endpoint]:
     """Path → endpoint, all of them POST."""
     return {
-        "/api/chat": Endpoint(front, _dialect(parse_chat, _chat_content, ChatRequest)),
+        "/api/chat": Endpoint(front, _dialect(parse_chat, _chat_content, ChatRequest, OllamaChat)),
         "/api/generate": Endpoint(
-            front, _dialect(parse_generate, _generate_content, GenerateRequest)
+            front, _dialect(parse_generate, _generate_content, GenerateRequest, OllamaGeneration)
         ),
     }

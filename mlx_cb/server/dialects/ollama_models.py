@@ -1,4 +1,4 @@
-"""Ollama's listing and managing endpoints: version, tags, show, ps, pull, delete, embed."""
+"""Ollama's listing and managing endpoints: version, tags, show, ps, pull, delete."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 from mlx_cb.errors import InvalidRequest, MlxCbError, ModelNotFound
 from mlx_cb.server.answering import JsonEndpoint
 from mlx_cb.server.body import decode_json
+from mlx_cb.server.dialects.answer_types import OllamaModel, OllamaModels, OllamaStatus
 from mlx_cb.server.dialects.ollama_wire import (
     encode,
     error_answer,
@@ -22,6 +23,8 @@ from mlx_cb.server.dialects.ollama_wire import (
     timestamp,
 )
 from mlx_cb.server.front import Front
+from mlx_cb.server.openapi import answers
+from mlx_cb.server.streaming import JSON, NDJSON, Whole
 
 # The version whose API is spoken here; editors refuse versions below 0.6.4, Codex below 0.13.4.
 VERSION = "0.30.0"
@@ -96,6 +99,8 @@ async def show(body: bytes, front: Front) -> bytes:
     front.resolve_name(plain_name(asked.model or asked.name))
     info, text = front.model_info, front.text
     capabilities = ["completion", "tools"] + (["thinking"] if text.reasoning else [])
+    if info.pooling is not None:
+        capabilities = ["embedding"]
     shown = {
         "modelfile": f"FROM {front.served_name}\n",
         "parameters": f"num_ctx {info.max_model_len}",
@@ -107,6 +112,7 @@ async def show(body: bytes, front: Front) -> bytes:
             "general.parameter_count": info.num_parameters,
             f"{info.architecture}.context_length": info.max_model_len,
             f"{info.architecture}.block_count": info.num_layers,
+            f"{info.architecture}.embedding_length": info.hidden_size,
         },
         "capabilities": capabilities,
         "modified_at": timestamp(info.created),
@@ -114,7 +120,7 @@ async def show(body: bytes, front: Front) -> bytes:
     return encode(shown)
 
 
-async def pull(body: bytes, front: Front) -> bytes:
+async def pull(body: bytes, front: Front) -> Whole:
     """Pulling the model that is here succeeds at once; this server loads no other."""
     asked = decode_json(body, ModelRequest)
     name = plain_name(asked.model or asked.name)
@@ -124,17 +130,13 @@ async def pull(body: bytes, front: Front) -> bytes:
         )
     steps = ("pulling manifest", "verifying sha256 digest", "success")
     shown = steps if asked.stream else steps[-1:]
-    return b"".join(encode({"status": step}) + b"\n" for step in shown)
+    lines = b"".join(encode({"status": step}) + b"\n" for step in shown)
+    return Whole(lines, media_type=NDJSON if asked.stream else JSON)
 
 
 async def change(body: bytes, front: Front) -> bytes:
     """Deleting and copying models is the command line's, not the network's."""
     raise InvalidRequest("models cannot be changed over the network; use mlx-cb rm")
-
-
-async def embed(body: bytes, front: Front) -> bytes:
-    """No text model makes embeddings."""
-    raise InvalidRequest(f"{front.served_name} is a text model and makes no embeddings")
 
 
 def routes(front: Front) -> list[BaseRoute]:
@@ -143,18 +145,18 @@ def routes(front: Front) -> list[BaseRoute]:
     async def version(request: Request) -> Response:
         return Response(encode({"version": VERSION}), media_type="application/json")
 
+    @answers(OllamaModels)
     async def all_tags(request: Request) -> Response:
         return Response(encode(tags(front)), media_type="application/json")
 
+    @answers(OllamaModels)
     async def all_running(request: Request) -> Response:
         return Response(encode(running(front)), media_type="application/json")
 
-    posts = {
-        "/api/show": show,
-        "/api/pull": pull,
-        "/api/copy": change,
-        "/api/embed": embed,
-        "/api/embeddings": embed,
+    posts: dict[str, tuple[Any, type]] = {
+        "/api/show": (show, OllamaModel),
+        "/api/pull": (pull, OllamaStatus),
+        "/api/copy": (change, OllamaStatus),
     }
     return [
         Route("/api/version", version),
@@ -162,7 +164,11 @@ def routes(front: Front) -> list[BaseRoute]:
         Route("/api/ps", all_running),
         Route("/api/delete", JsonEndpoint(front, change, error_answer), methods=["DELETE"]),
         *(
-            Route(path, JsonEndpoint(front, answer, error_answer, ModelRequest), methods=["POST"])
-            for path, answer in posts.items()
+            Route(
+                path,
+                JsonEndpoint(front, answer, error_answer, ModelRequest, kind),
+                methods=["POST"],
+            )
+            for path, (answer, kind) in posts.items()
         ),
     ]

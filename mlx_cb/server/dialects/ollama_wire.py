@@ -9,6 +9,7 @@ import msgspec
 
 from mlx_cb.errors import InvalidRequest, MlxCbError
 from mlx_cb.sampling_params import SamplingParams
+from mlx_cb.server.dialects.replayed_calls import WireToolCall
 from mlx_cb.server.front import Front
 from mlx_cb.server.streaming import Whole
 from mlx_cb.text.chat_template import Message
@@ -29,20 +30,6 @@ class Options(msgspec.Struct):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-
-
-class WireFunction(msgspec.Struct):
-    """The function of a call in the history."""
-
-    name: str = ""
-    arguments: Any = None
-
-
-class WireToolCall(msgspec.Struct):
-    """A call in the history; ids are optional in this API."""
-
-    function: WireFunction
-    id: str | None = None
 
 
 class WireMessage(msgspec.Struct):

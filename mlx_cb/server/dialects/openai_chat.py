@@ -8,6 +8,8 @@ from typing import Any
 from mlx_cb.errors import InvalidRequest
 from mlx_cb.server.answering import Answering, Dialect, Endpoint
 from mlx_cb.server.body import decode_json
+from mlx_cb.server.dialects.answer_types import ChatCompletion
+from mlx_cb.server.dialects.chat_reasoning import ReasoningForm
 from mlx_cb.server.dialects.openai_messages import WireMessage, template_messages
 from mlx_cb.server.dialects.openai_wire import (
     DONE,
@@ -75,6 +77,7 @@ def parse(body: bytes, front: Front) -> GenerateInput:
         n=choices_wanted(asked),
         model=front.resolve_name(asked.model),
         stream=bool(asked.stream),
+        streams_calls=bool(asked.stream),
         tool_choice=choice,
         details={"include_usage": wants_usage(asked)},
     )
@@ -94,10 +97,10 @@ def _tool_choice(asked: ChatRequest) -> ToolChoice:
 async def whole(answering: Answering) -> bytes:
     """The complete answer."""
     generation = answering.generation
-    gathered = {choice.index: _Message() for choice in generation.choices}
+    key = answering.front.config.reasoning_key
+    gathered = {choice.index: _Message(ReasoningForm(key)) for choice in generation.choices}
     async for choice, events in generation.events():
-        for event in events:
-            gathered[choice.index].add(event)
+        gathered[choice.index].add(events)
     head = _head(answering, "chat.completion")
     choices = [gathered[index].as_choice(index) for index in sorted(gathered)]
     return encode({**head, "choices": choices, "usage": usage_object(generation.usage)})
@@ -106,14 +109,19 @@ async def whole(answering: Answering) -> bytes:
 class _Message:
     """An assistant message while its events come in."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: ReasoningForm) -> None:
+        self._form = form
         self.text: list[str] = []
         self.reasoning: list[str] = []
         self.calls: list[dict[str, Any]] = []
         self.logprobs: list[dict[str, Any]] | None = None
         self.finish = "stop"
 
-    def add(self, event: OutputEvent) -> None:
+    def add(self, events: list[OutputEvent]) -> None:
+        for event in self._form.shown(events):
+            self._add(event)
+
+    def _add(self, event: OutputEvent) -> None:
         match event:
             case TextDelta(text, scores):
                 self.text.append(text)
@@ -133,7 +141,7 @@ class _Message:
         text = "".join(self.text)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if self.reasoning:
-            message["reasoning_content"] = "".join(self.reasoning)
+            message |= self._form.fields("".join(self.reasoning))
         if self.calls:
             message["content"] = text or None
             message["tool_calls"] = self.calls
@@ -153,8 +161,7 @@ async def stream(answering: Answering) -> AsyncIterator[bytes]:
     frames = [_Frames(answering, choice.index, include_usage) for choice in generation.choices]
     yield b"".join([frame.role() for frame in frames])
     async for choice, events in generation.events():
-        frame = frames[choice.index]
-        yield b"".join([frame.event(event) for event in events])
+        yield frames[choice.index].events(events)
     end = DONE
     if include_usage:
         head = _head(answering, "chat.completion.chunk")
@@ -168,6 +175,7 @@ class _Frames:
 
     def __init__(self, answering: Answering, index: int, include_usage: bool) -> None:
         head = encode(_head(answering, "chat.completion.chunk"))[:-1]
+        self._form = ReasoningForm(answering.front.config.reasoning_key)
         self._before = b'data: %s,"choices":[{"index":%d,"delta":' % (head, index)
         tail = b"}]" + (b',"usage":null' if include_usage else b"") + b"}\n\n"
         self._after = b',"logprobs":null,"finish_reason":null' + tail
@@ -176,7 +184,10 @@ class _Frames:
     def role(self) -> bytes:
         return self._before + b'{"role":"assistant","content":""}' + self._after
 
-    def event(self, event: OutputEvent) -> bytes:
+    def events(self, events: list[OutputEvent]) -> bytes:
+        return b"".join([self._event(event) for event in self._form.shown(events)])
+
+    def _event(self, event: OutputEvent) -> bytes:
         match event:
             case TextDelta(text, None):
                 return self._before + b'{"content":' + encode(text) + b"}" + self._after
@@ -184,7 +195,7 @@ class _Frames:
                 logprobs = {"content": [_logprob(s) for s in scores or ()], "refusal": None}
                 return self._chunk({"content": text}, logprobs)
             case ReasoningDelta(text):
-                return self._chunk({"reasoning_content": text})
+                return self._chunk(self._form.fields(text))
             case ToolCallStart(index, call_id, name):
                 function = {"name": name, "arguments": ""}
                 call = {"index": index, "id": call_id, "type": "function", "function": function}
@@ -219,7 +230,15 @@ def _token(score: ScoredToken) -> dict[str, Any]:
     return {"token": score.text, "logprob": score.logprob, "bytes": value}
 
 
-DIALECT = Dialect(parse, whole, stream, error_answer, stream_error, request_type=ChatRequest)
+DIALECT = Dialect(
+    parse,
+    whole,
+    stream,
+    error_answer,
+    stream_error,
+    request_type=ChatRequest,
+    answer_type=ChatCompletion,
+)
 
 
 def endpoints(front: Front) -> dict[str, Endpoint]:

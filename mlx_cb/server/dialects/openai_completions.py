@@ -10,19 +10,8 @@ from mlx_cb.errors import InvalidRequest
 from mlx_cb.sampling_params import MAX_LOGPROBS
 from mlx_cb.server.answering import Answering, Dialect, Endpoint
 from mlx_cb.server.body import decode_json
-from mlx_cb.server.dialects.openai_wire import (
-    DONE,
-    FINGERPRINT,
-    FINISH_WORDS,
-    SamplingFields,
-    choices_wanted,
-    encode,
-    error_answer,
-    sampling_params,
-    stream_error,
-    usage_object,
-    wants_usage,
-)
+from mlx_cb.server.dialects import openai_wire as wire
+from mlx_cb.server.dialects.answer_types import Completion
 from mlx_cb.server.front import Front
 from mlx_cb.server.generate_input import GenerateInput, PromptInput
 from mlx_cb.server.generation import Choice
@@ -34,7 +23,7 @@ from mlx_cb.text.tokenizer import Tokenizer
 PATHS = ("/v1/completions", "/completions", "/api/v0/completions", "/v1/fim/completions")
 
 
-class CompletionRequest(SamplingFields, kw_only=True):
+class CompletionRequest(wire.SamplingFields, kw_only=True):
     """The body; keys not named here are ignored."""
 
     prompt: str | list[str | int | list[int]]
@@ -47,12 +36,12 @@ class CompletionRequest(SamplingFields, kw_only=True):
 def parse(body: bytes, front: Front) -> GenerateInput:
     """The body as a `GenerateInput`. Raises InvalidRequest naming the field."""
     asked = decode_json(body, CompletionRequest)
-    n = choices_wanted(asked)
+    n = wire.choices_wanted(asked)
     if asked.best_of not in (None, n):
         raise InvalidRequest(
             "best_of is not supported: ask for n answers and choose yourself", param="best_of"
         )
-    prompts = _prompts(asked.prompt)
+    prompts = wire.prompt_inputs(asked.prompt, "prompt")
     if asked.suffix:
         prompts = tuple(_around(prompt, asked.suffix, front) for prompt in prompts)
     echo = bool(asked.echo)
@@ -60,14 +49,14 @@ def parse(body: bytes, front: Front) -> GenerateInput:
         raise InvalidRequest(f"logprobs must be between 0 and {MAX_LOGPROBS}", param="logprobs")
     return GenerateInput(
         prompts=prompts,
-        params=sampling_params(
+        params=wire.sampling_params(
             asked, logprobs=asked.logprobs, prompt_logprobs=asked.logprobs if echo else None
         ),
         n=n,
         model=front.resolve_name(asked.model),
         stream=bool(asked.stream),
         echo=echo,
-        details={"include_usage": wants_usage(asked)},
+        details={"include_usage": wire.wants_usage(asked)},
     )
 
 
@@ -81,18 +70,6 @@ def _around(prompt: PromptInput, suffix: str, front: Front) -> str:
             param="suffix",
         )
     return fill.prompt(prompt, suffix)
-
-
-def _prompts(given: str | list[str | int | list[int]]) -> tuple[PromptInput, ...]:
-    if isinstance(given, str):
-        return (given,)
-    if not given:
-        raise InvalidRequest("prompt must not be an empty list", param="prompt")
-    if all(isinstance(part, int) for part in given):
-        return ([part for part in given if isinstance(part, int)],)
-    if any(isinstance(part, int) for part in given):
-        raise InvalidRequest("prompt: token ids and texts cannot be mixed", param="prompt")
-    return tuple(part for part in given if not isinstance(part, int))
 
 
 @dataclass(slots=True)
@@ -157,7 +134,7 @@ class _Text:
                         assert self._logprobs is not None
                         self._logprobs.add(score)
                 case Finish(reason):
-                    finish = FINISH_WORDS[reason]
+                    finish = wire.FINISH_WORDS[reason]
         logprobs = None if self._logprobs is None else self._logprobs.take()
         return "".join(texts), logprobs, finish
 
@@ -187,26 +164,26 @@ async def whole(answering: Answering) -> bytes:
             gathered[choice.index], _first_of_prompt(answering, choice)
         )
         choices.append(_choice(choice.index, text, logprobs, finish))
-    usage = usage_object(generation.usage)
-    return encode({**_head(answering), "choices": choices, "usage": usage})
+    usage = wire.usage_object(generation.usage)
+    return wire.encode({**_head(answering), "choices": choices, "usage": usage})
 
 
 async def stream(answering: Answering) -> AsyncIterator[bytes]:
     """The answer as SSE chunks, ended by [DONE]."""
     generation = answering.generation
     include_usage = answering.given.details["include_usage"]
-    head = encode(_head(answering))[:-1]
+    head = wire.encode(_head(answering))[:-1]
     tail = b"]" + (b',"usage":null' if include_usage else b"") + b"}\n\n"
     readers = [_Text(answering, choice) for choice in generation.choices]
     async for choice, events in generation.events():
         reader = readers[choice.index]
         text, logprobs, finish = reader.read(events, _first_of_prompt(answering, choice))
-        made = encode(_choice(choice.index, text, logprobs, finish))
+        made = wire.encode(_choice(choice.index, text, logprobs, finish))
         yield b'data: %s,"choices":[%s%s' % (head, made, tail)
-    end = DONE
+    end = wire.DONE
     if include_usage:
-        usage = encode(usage_object(generation.usage))
-        end = b'data: %s,"choices":[],"usage":%s}\n\n%s' % (head, usage, DONE)
+        usage = wire.encode(wire.usage_object(generation.usage))
+        end = b'data: %s,"choices":[],"usage":%s}\n\n%s' % (head, usage, wire.DONE)
     yield end
 
 
@@ -226,11 +203,19 @@ def _head(answering: Answering) -> dict[str, Any]:
         "object": "text_completion",
         "created": answering.created,
         "model": answering.given.model,
-        "system_fingerprint": FINGERPRINT,
+        "system_fingerprint": wire.FINGERPRINT,
     }
 
 
-DIALECT = Dialect(parse, whole, stream, error_answer, stream_error, request_type=CompletionRequest)
+DIALECT = Dialect(
+    parse,
+    whole,
+    stream,
+    wire.error_answer,
+    wire.stream_error,
+    request_type=CompletionRequest,
+    answer_type=Completion,
+)
 
 
 def endpoints(front: Front) -> dict[str, Endpoint]:

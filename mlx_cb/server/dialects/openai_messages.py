@@ -6,12 +6,12 @@ content as empty, tool arguments as objects. Knows nothing about endpoints.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
 
 from mlx_cb.errors import InvalidRequest
+from mlx_cb.server.dialects.replayed_calls import WireToolCall, arguments_object
 from mlx_cb.text.chat_template import Message
 
 _ROLES = {
@@ -31,20 +31,6 @@ class Part(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
-
-
-class WireFunction(msgspec.Struct):
-    """The function that a call in the history names; arguments are whatever clients replay."""
-
-    name: str = ""
-    arguments: Any = None
-
-
-class WireToolCall(msgspec.Struct):
-    """A tool call in the history."""
-
-    function: WireFunction
-    id: str | None = None
 
 
 class WireMessage(msgspec.Struct):
@@ -108,16 +94,6 @@ def _joined(content: str | list[Part | str] | None, where: str) -> str:
 
 
 def _template_call(call: WireToolCall) -> dict[str, Any]:
-    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    function = {"name": call.function.name, "arguments": arguments_object(call.function.arguments)}
     made = {"type": "function", "function": function}
     return made if call.id is None else {**made, "id": call.id}
-
-
-def _arguments(given: Any) -> Any:
-    """An object where possible; text that is not JSON stays text, clients replay what they got."""
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except ValueError:
-            return given if given.strip() else {}
-    return given if isinstance(given, dict) else {} if given is None else {"value": given}

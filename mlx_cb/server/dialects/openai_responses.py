@@ -12,6 +12,7 @@ from mlx_cb.errors import InvalidRequest, MlxCbError
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.server.answering import Answering, Dialect, Endpoint
 from mlx_cb.server.body import decode_json
+from mlx_cb.server.dialects.answer_types import Response
 from mlx_cb.server.dialects.openai_wire import encode, error_answer
 from mlx_cb.server.dialects.responses_events import ItemEvents
 from mlx_cb.server.dialects.responses_wire import Item, known_tools, template_messages
@@ -116,6 +117,7 @@ class Responses:
             params=_params(asked),
             model=front.resolve_name(asked.model),
             stream=bool(asked.stream),
+            streams_calls=bool(asked.stream),
             tool_choice=choice,
             details={"asked": asked, "items": items, "tools": tools},
         )
@@ -268,5 +270,6 @@ def endpoints(front: Front) -> dict[str, Endpoint]:
         stream_error,
         keep_alive=_keep_alive,
         request_type=ResponsesRequest,
+        answer_type=Response,
     )
     return dict.fromkeys(PATHS, Endpoint(front, dialect))

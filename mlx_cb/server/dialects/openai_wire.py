@@ -11,6 +11,7 @@ import msgspec
 
 from mlx_cb.errors import InvalidRequest, MlxCbError, Overloaded
 from mlx_cb.sampling_params import SamplingParams
+from mlx_cb.server.generate_input import PromptInput
 from mlx_cb.server.generation import Usage
 from mlx_cb.server.streaming import Whole
 from mlx_cb.server.structured import (
@@ -125,6 +126,19 @@ def _grammar(fields: SamplingFields) -> str | None:
     if kind != "text":
         raise InvalidRequest(f"response_format: type {kind!r} is not known", param=param)
     return None
+
+
+def prompt_inputs(given: str | list[str | int | list[int]], param: str) -> tuple[PromptInput, ...]:
+    """One or more texts or lists of token ids. Raises InvalidRequest naming `param`."""
+    if isinstance(given, str):
+        return (given,)
+    if not given:
+        raise InvalidRequest(f"{param} must not be an empty list", param=param)
+    if all(isinstance(part, int) for part in given):
+        return ([part for part in given if isinstance(part, int)],)
+    if any(isinstance(part, int) for part in given):
+        raise InvalidRequest(f"{param}: token ids and texts cannot be mixed", param=param)
+    return tuple(part for part in given if not isinstance(part, int))
 
 
 def choices_wanted(fields: SamplingFields) -> int:

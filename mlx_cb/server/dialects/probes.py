@@ -8,15 +8,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from mlx_cb.errors import EngineDead, InvalidRequest, ModelNotFound
-from mlx_cb.server.answering import JsonEndpoint
+from mlx_cb.errors import EngineDead, ModelNotFound
+from mlx_cb.server.dialects.answer_types import ModelList
 from mlx_cb.server.dialects.openai_wire import error_answer
 from mlx_cb.server.front import Front
+from mlx_cb.server.openapi import answers
 
 
 def lm_studio_model(front: Front, name: str) -> dict[str, Any]:
     """One entry of LM Studio's listing."""
-    entry = {
+    entry: dict[str, Any] = {
         "id": name,
         "object": "model",
         "type": "llm",
@@ -29,6 +30,8 @@ def lm_studio_model(front: Front, name: str) -> dict[str, Any]:
         info = front.model_info
     except EngineDead:
         return entry
+    if info.pooling is not None:
+        entry |= {"type": "embeddings", "capabilities": []}
     return entry | {
         "arch": info.architecture,
         "quantization": info.quantization or info.dtype,
@@ -36,15 +39,6 @@ def lm_studio_model(front: Front, name: str) -> dict[str, Any]:
         "max_context_length": info.max_model_len,
         "loaded_context_length": info.max_model_len,
     }
-
-
-async def no_embeddings(body: bytes, front: Front) -> bytes:
-    """No text model makes embeddings."""
-    raise InvalidRequest(
-        f"{front.served_name} is a text model and makes no embeddings; serve an embedding model "
-        f"for that",
-        param="model",
-    )
 
 
 def routes(front: Front) -> list[BaseRoute]:
@@ -57,6 +51,7 @@ def routes(front: Front) -> list[BaseRoute]:
     async def nothing(request: Request) -> Response:
         return JSONResponse({})
 
+    @answers(ModelList)
     async def lm_studio(request: Request) -> Response:
         data = [lm_studio_model(front, front.served_name)]
         return JSONResponse({"object": "list", "data": data})
@@ -75,5 +70,4 @@ def routes(front: Front) -> list[BaseRoute]:
         Route("/api/event_logging/batch", nothing, methods=["POST"]),
         Route("/api/v0/models", lm_studio),
         Route("/api/v0/models/{name:path}", lm_studio_one),
-        Route("/v1/embeddings", JsonEndpoint(front, no_embeddings, error_answer), methods=["POST"]),
     ]

@@ -5,13 +5,13 @@ Owns the order of events and the numbers in them. Knows nothing about requests.
 
 from __future__ import annotations
 
-import json
 import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from mlx_cb.server.dialects.replayed_calls import arguments_object
 from mlx_cb.server.dialects.responses_wire import Item, KnownTool
 from mlx_cb.text.events import (
     EndReason,
@@ -39,6 +39,7 @@ class ItemEvents:
     output: list[Item] = field(default_factory=list)
     finish: EndReason = EndReason.STOP
     _open: Item | None = None
+    _custom: str = ""
     _sequence: int = 0
 
     def frame(self, name: str, content: dict[str, Any]) -> bytes:
@@ -115,11 +116,8 @@ class ItemEvents:
     def _call_arguments(self, arguments: str) -> bytes:
         assert self._open is not None
         if self._open["type"] == "custom_tool_call":
-            given = json.loads(arguments)
-            text = given.get("input") if isinstance(given.get("input"), str) else arguments
-            self._open["input"] += text
-            place = {**self._place, "delta": text}
-            return self.frame("response.custom_tool_call_input.delta", place)
+            self._custom += arguments
+            return b""
         self._open["arguments"] += arguments
         place = {**self._place, "delta": arguments}
         return self.frame("response.function_call_arguments.delta", place)
@@ -129,7 +127,8 @@ class ItemEvents:
         item = self._open
         if item is None:
             return b""
-        made = b"".join(self.frame(name, {**self._place, **more}) for name, more in _done(item))
+        made = self._custom_input(item) if item["type"] == "custom_tool_call" else b""
+        made += b"".join(self.frame(name, {**self._place, **more}) for name, more in _done(item))
         if "status" in item:
             item["status"] = "completed"
         made += self.frame(
@@ -138,6 +137,15 @@ class ItemEvents:
         self.output.append(item)
         self._open = None
         return made
+
+    def _custom_input(self, item: Item) -> bytes:
+        """A custom tool's free text: the model wrote it as an argument, which has to be whole."""
+        arguments, self._custom = self._custom, ""
+        given = arguments_object(arguments)
+        text = given.get("input") if isinstance(given, dict) else None
+        item["input"] = text if isinstance(text, str) else arguments
+        place = {**self._place, "delta": item["input"]}
+        return self.frame("response.custom_tool_call_input.delta", place)
 
 
 def _done(item: Item) -> list[tuple[str, dict[str, Any]]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_cb.errors import InvalidRequest
+from mlx_cb.server.dialects.replayed_calls import arguments_object
 from mlx_cb.text.chat_template import Message
 
 _log = logging.getLogger("mlx_cb.server")
@@ -185,17 +186,7 @@ def _call(item: Item) -> Item:
     elif item["type"] == "local_shell_call":
         arguments = item.get("action") or {}
     else:
-        arguments = _arguments(item.get("arguments"))
+        arguments = arguments_object(item.get("arguments"))
     name = item.get("name") or "local_shell"
     function = {"name": flat_name(name, item.get("namespace")), "arguments": arguments}
     return {"id": item.get("call_id"), "type": "function", "function": function}
-
-
-def _arguments(given: Any) -> Any:
-    """An object where possible; agents echo broken JSON as they got it, and templates take text."""
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except ValueError:
-            return given if given.strip() else {}
-    return given if isinstance(given, dict) else {} if given is None else {"value": given}
