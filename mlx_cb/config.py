@@ -37,12 +37,18 @@ class CacheConfig:
         kv_memory: upper limit of all layers' keys and values in bytes; None decides by machine.
         kv_dtype: `auto` stores what the model computes; otherwise a dtype name.
         prefix_cache: share blocks between requests with equal prefixes.
+        ssd_cache: folder that evicted and idle blocks are written to; None for none.
+        ssd_cache_size: most bytes of that folder; None takes a share of the disk.
+        ssd_daily_writes: most bytes written to it per day; None takes a cautious default.
     """
 
     block_size: int = 16
     kv_memory: int | None = None
     kv_dtype: str = "auto"
     prefix_cache: bool = True
+    ssd_cache: str | None = None
+    ssd_cache_size: int | None = None
+    ssd_daily_writes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +56,30 @@ class SchedulerConfig:
     """Who runs in a step.
 
     Attributes:
-        policy: `continuous` (requests join and leave at every step) or `static` (a batch is fixed
-            until its last request ends: the baseline).
+        policy: `continuous` or `fair` (requests join and leave at every step, users share the
+            machine), `priority`, `fcfs`, or `static` (a batch is fixed until its last request
+            ends: the baseline).
         max_num_seqs: most requests running at once.
+        max_running_per_user: most of one user's requests running at once; None for no such cap.
+        control: `auto` lets the control loop act on early signs; `frozen` begins without.
         max_num_batched_tokens: most rows in one step; None lets predicted step time decide.
         itl_target_ms: the gap between two tokens of a stream that the step time is kept under.
         max_queue_wait_s: longest predicted wait that is still accepted.
         pipelined: launch step n+1 before the tokens of step n are read; None does so where MLX
             runs beside the host (a GPU) and not where launching a step waits for it (the CPU).
+        tile_rows: rows that a matrix product computes whether they are there or not; a step's size
+            is rounded to them. None takes what is known of the machine and the model.
     """
 
     policy: str = "continuous"
     max_num_seqs: int = 64
+    max_running_per_user: int | None = None
+    control: str = "auto"
     max_num_batched_tokens: int | None = None
     itl_target_ms: float = 100.0
     max_queue_wait_s: float = 60.0
     pipelined: bool | None = None
+    tile_rows: int | None = None
     journal_steps: int = 4096
 
 
@@ -88,6 +102,9 @@ class ServerConfig:
         usage_file: SQLite file of what each user took; None keeps it in memory only.
         lan: listens on every address and is announced by Bonjour.
         tls: certificate and key, `auto` for a local authority's, None for none.
+        request_timeout_s: when an answer ends at the latest, for clients that name no time.
+        max_input_tokens, max_output_tokens: of one request, whoever asks.
+        max_queued_per_user: requests of one user that may wait for their first token.
         allowed_hosts: further `Host` names that are ours.
         allowed_origins: web pages elsewhere that may use the server, like `https://a.example`.
         reasoning_key: where chat completions put reasoning: `reasoning_content`, `reasoning`,
@@ -111,4 +128,8 @@ class ServerConfig:
     max_body_bytes: int = 32 * 2**20
     keep_alive_s: float = 10.0
     step_timeout_s: float = 120.0
+    request_timeout_s: float | None = None
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+    max_queued_per_user: int | None = None
     engine: EngineConfig = field(default_factory=EngineConfig)

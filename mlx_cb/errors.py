@@ -2,15 +2,19 @@
 
     MlxCbError                  500 internal_error
     ├── InvalidRequest          400 invalid_value            the client's field is wrong
-    │   └── ContextLengthExceeded  400 context_length_exceeded
+    │   ├── ContextLengthExceeded  400 context_length_exceeded
+    │   └── LimitExceeded       400 limit_exceeded           a cap of this server or this user
     ├── RequestTooLarge         413 request_too_large
     ├── Unauthorized            401 invalid_api_key
     ├── Forbidden               403 forbidden
+    │   └── Cancelled           403 cancelled                by the operator, not by the client
     ├── ModelNotFound           404 model_not_found          (exit code 3 on the command line)
     ├── UnsupportedModel        500 unsupported_model        (exit code 3)
     ├── OutOfMemory             500 out_of_memory            (exit code 4)
+    ├── DeadlineExceeded        408 deadline_exceeded        before there was anything to answer
     ├── Overloaded              429 rate_limit_exceeded      carries retry_after
     └── EngineDead              503 engine_dead              carries retry_after
+        └── Draining            503 draining                 takes nothing new; carries retry_after
 
 A message says what is wrong, why, and what to do about it, in one sentence or two.
 """
@@ -51,6 +55,12 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class LimitExceeded(InvalidRequest):
+    """The request asks for more than this server, or its user, may have; the cap is named."""
+
+    code = "limit_exceeded"
+
+
 class RequestTooLarge(MlxCbError):
     """The request body is larger than the server accepts."""
 
@@ -70,6 +80,12 @@ class Forbidden(MlxCbError):
 
     status = 403
     code = "forbidden"
+
+
+class Cancelled(Forbidden):
+    """The operator has ended the request; to send it again is against his will."""
+
+    code = "cancelled"
 
 
 class ModelNotFound(MlxCbError):
@@ -94,6 +110,13 @@ class OutOfMemory(MlxCbError):
     exit_code = 4
 
 
+class DeadlineExceeded(MlxCbError):
+    """The request's time was over before its first token."""
+
+    status = 408
+    code = "deadline_exceeded"
+
+
 class Overloaded(MlxCbError):
     """More work is waiting than can be served in the time allowed."""
 
@@ -106,3 +129,9 @@ class EngineDead(MlxCbError):
 
     status = 503
     code = "engine_dead"
+
+
+class Draining(EngineDead):
+    """The operator lets what runs finish and takes nothing new."""
+
+    code = "draining"

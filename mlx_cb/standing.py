@@ -24,3 +24,6 @@ class Standing:
 
 
 EQUAL = Standing()
+
+#: What a rank is called where people write it.
+CLASSES = {"interactive": 0, "batch": 1}

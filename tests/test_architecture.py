@@ -23,10 +23,12 @@ ARROWS: dict[str, set[str]] = {
     "standing": set(),
     "blas": set(),
     "core": set(),
+    # Files of blocks: bytes by content hash. Only the engine moves blocks in and out.
+    "ssd": set(),
     "attention": {"blas"},
     "model": {"attention", "blas", "core"},
     # llm.py turns text into tokens and back, which is what makes it a Python API.
-    "engine": {"blas", "core", "model", "text"},
+    "engine": {"blas", "core", "model", "ssd", "text"},
     "text": {"core.outputs"},
     "server": {"engine.client", "engine.interface", "engine.scripted", "core.outputs", "text"},
     "bench": {"blas", "core", "engine", "server.client"},
@@ -37,6 +39,7 @@ ARROWS: dict[str, set[str]] = {
 FORBIDDEN: dict[str, set[str]] = {
     "core": {"mlx", "mlx_lm", "threading", "asyncio", "time", "numpy"},
     "server": {"mlx", "mlx_lm"},
+    "ssd": {"mlx", "mlx_lm", "asyncio"},
     "text": {"mlx", "starlette"},
     "engine": {"mlx", "mlx_lm", "starlette"},
     "errors": {"mlx", "mlx_lm"},

@@ -74,6 +74,17 @@ class KVLayer:
         if self.spec.value_dim:
             self.values[block_ids, :, block_offsets] = values.astype(self.spec.dtype)
 
+    def arrays(self) -> list[mx.array]:
+        """Every array, the block first. Do not keep the list across a write."""
+        return [self.keys, self.values]
+
+    def put_blocks(self, block_ids: mx.array, parts: Sequence[mx.array]) -> None:
+        """Overwrite whole blocks; one part per array of `arrays`, (N, heads, block_size, dim)."""
+        keys, values = parts
+        self.keys[block_ids] = keys
+        if self.spec.value_dim:
+            self.values[block_ids] = values
+
     def gather(self, block_table: mx.array) -> tuple[mx.array, mx.array]:
         """Contiguous copies of the keys and values of (rows, blocks) int32 block ids.
 

@@ -106,6 +106,7 @@ class CallRecord:
             output tokens are the number of chunks.
         failure: kind of failure (`http_429`, `connect`, `cut`, …), None for success.
         cancelled: the client hung up on purpose; not a failure.
+        retry_after_s: when a refusal said to come back.
     """
 
     call: Call
@@ -120,6 +121,7 @@ class CallRecord:
     failure: str | None = None
     detail: str = ""
     cancelled: bool = False
+    retry_after_s: float | None = None
 
     @property
     def is_complete(self) -> bool:

@@ -61,7 +61,7 @@ class Conditions:
             model=server.model_field,
             api=self.api,
             as_ids=self.as_ids,
-            key=self.key,
+            key=self.key or server.spec.key,
             keys=self.keys,
             fields=self.fields,
         )
@@ -151,14 +151,31 @@ def plan_seed(name: str, seed: int, number: int) -> int:
 
 async def journal(server: RunningServer, run: Run) -> list[dict[str, float]]:
     """Step records of the run from `/status/steps`; empty for servers that keep none."""
-    answer = await get_json_bytes(server.endpoint, f"/status/steps?last={STEPS}")
+    path, key = f"/status/steps?last={STEPS}", server.spec.key
+    answer = await get_json_bytes(server.endpoint, path, key=key)
     if answer.status != 200:
         return []
     content = msgspec.json.decode(answer.body)
     steps = content.get("steps", []) if isinstance(content, dict) else content
     # A step that is still running has no measured time yet.
     finished = (s for s in steps if s["started"] >= run.began and s["seconds"] is not None)
-    return [{name: step[name] for name in _STEP_FIELDS if name in step} for step in finished]
+    return [
+        {name: step[name] for name in _STEP_FIELDS if name in step} | _attention(step)
+        for step in finished
+    ]
+
+
+def _attention(step: dict[str, Any]) -> dict[str, float]:
+    """What the chunks of a step attend to: the journal's list of them in three numbers, as
+    `sim.cost.PassShape` has them."""
+    if "prefills" not in step:
+        return {}
+    chunks = [(chunk["start"], chunk["num_tokens"]) for chunk in step["prefills"]]
+    return {
+        "chunks": len(chunks),
+        "pairs": sum(count * (start + count / 2) for start, count in chunks),
+        "scores": sum(count * (start + count) for start, count in chunks),
+    }
 
 
 def equality(outcomes: Sequence[Outcome]) -> tuple[float | None, float | None]:

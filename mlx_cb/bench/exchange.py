@@ -58,13 +58,15 @@ class Endpoint:
 
 @dataclass(slots=True)
 class Exchanged:
-    """What came back. `pieces` are body bytes with their arrival on the monotonic clock."""
+    """What came back. `pieces` are body bytes with their arrival on the monotonic clock;
+    `retry_after_s` is what the headers say of coming back."""
 
     status: int = 0
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     failure: str | None = None
     detail: str = ""
     cancelled: bool = False
+    retry_after_s: float | None = None
 
     @property
     def body(self) -> bytes:
@@ -101,6 +103,10 @@ class _ExchangeProtocol(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() in (b"content-length", b"transfer-encoding"):
             self.is_delimited = True
+        elif name.lower() == b"retry-after" and self.result.retry_after_s is None:
+            self.result.retry_after_s = _number(value)
+        elif name.lower() == b"retry-after-ms":
+            self.result.retry_after_s = (_number(value) or 0.0) / 1e3
 
     def on_headers_complete(self) -> None:
         self.result.status = self.parser.get_status_code()
@@ -127,6 +133,11 @@ class _ExchangeProtocol(asyncio.Protocol):
         if not self.ended.done():
             self.result.failure, self.result.detail = failure, detail
             self.ended.set_result(None)
+
+
+def _number(value: bytes) -> float | None:
+    """Retry-After may also be a date, which no server here sends."""
+    return float(value) if value.strip().isdigit() else None
 
 
 async def exchange(
@@ -168,6 +179,8 @@ async def exchange(
     return protocol.result
 
 
-async def get_json_bytes(endpoint: Endpoint, path: str, timeout_s: float = 10.0) -> Exchanged:
+async def get_json_bytes(
+    endpoint: Endpoint, path: str, timeout_s: float = 10.0, key: str | None = None
+) -> Exchanged:
     """GET a path; the same result as `exchange`."""
-    return await exchange(endpoint, endpoint.head("GET", path, 0), timeout_s=timeout_s)
+    return await exchange(endpoint, endpoint.head("GET", path, 0, key), timeout_s=timeout_s)

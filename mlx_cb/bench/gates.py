@@ -84,10 +84,11 @@ class RunEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A measurement of the suite.
 
     Attributes:
-        measures: `load` puts a workload on servers; `startup`, `disconnect` and `host` are the
-            measurements of `suite.py` and `host.py` that no load can make.
+        measures: `load` puts a workload on servers; `startup`, `restart`, `disconnect` and `host`
+            are the measurements of `suite.py` and `host.py` that no load can make.
         model: `float32` or `quantized` form of the demo model, or the `tiny` random model.
         fields: body fields sent with every call.
+        users: of the workload, who get keys of their own from servers of ours.
     """
 
     name: str
@@ -98,6 +99,7 @@ class RunEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str = "float32"
     rounds: int = 3
     fields: dict[str, str | int | float | bool] = {}
+    users: tuple[str, ...] = ()
 
 
 class GateFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -176,6 +176,7 @@ def fill_in(record: CallRecord, exchanged: Exchanged, began: float) -> None:
     record.failure, record.detail = exchanged.failure, exchanged.detail
     if exchanged.status and exchanged.status != 200:
         record.failure = f"http_{exchanged.status}"
+        record.retry_after_s = exchanged.retry_after_s
         record.detail = exchanged.body[:300].decode(errors="replace")
         return
     try:

@@ -42,7 +42,7 @@ def measure(run: Run, slo: Slo) -> Figures:
     figures = _figures(records, slo)
     figures["saturated_tok_s"] = _saturated_tok_s(run)
     figures["decode_tok_s"] = _all_decoding_tok_s(records)
-    figures["jain"] = jain(_service_by_user(records))
+    figures["jain"] = jain(service_by_user(records).values())
     figures["groups"] = _split(records, slo, lambda record: record.call.group)
     figures["users"] = _split(records, slo, lambda record: record.call.user)
     return figures
@@ -124,22 +124,22 @@ def _all_decoding_tok_s(records: Sequence[CallRecord]) -> float | None:
     return tokens / (end - start)
 
 
-def _service_by_user(records: Sequence[CallRecord]) -> list[float]:
+def service_by_user(records: Sequence[CallRecord]) -> dict[str, float]:
     """Tokens served per user (uncached prompt, once answered, and output) as long as every user
     had something outstanding."""
     users: dict[str, list[CallRecord]] = {}
     for record in records:
         users.setdefault(record.call.user, []).append(record)
     until_s = min((max(r.ended_s for r in own) for own in users.values()), default=0.0)
-    return [
-        sum(
+    return {
+        user: sum(
             record.prompt_tokens - record.cached_tokens
             for record in own
             if record.chunk_times_s and record.chunk_times_s[0] <= until_s
         )
         + _tokens_between(own, 0.0, until_s)
-        for own in users.values()
-    ]
+        for user, own in users.items()
+    }
 
 
 def look_up(figures: Figures, metric: str) -> float | None:

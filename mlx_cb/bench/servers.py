@@ -47,6 +47,7 @@ class ServerSpec:
         model: folder (or any MODEL the program takes); for `URL` the model field, or None.
         flags: command-line flags beside model, host and port.
         url: where a server that is already running listens.
+        key: sent with what is asked beside the load.
     """
 
     label: str
@@ -54,6 +55,7 @@ class ServerSpec:
     model: str | None
     flags: tuple[str, ...] = ()
     url: str | None = None
+    key: str | None = None
 
     def command(self, port: int) -> list[str]:
         """Command line that starts it."""
@@ -152,7 +154,7 @@ class RunningServer:
 
     async def _says_something(self) -> bool:
         content = body(Api.COMPLETIONS, "Hello", model=self.model_field, max_tokens=1)
-        head = self.endpoint.head("POST", Api.COMPLETIONS.path, len(content))
+        head = self.endpoint.head("POST", Api.COMPLETIONS.path, len(content), self.spec.key)
         answer = await exchange(self.endpoint, head + content, timeout_s=120.0)
         if answer.status not in (0, 200, 503):
             raise MlxCbError(
@@ -279,7 +281,10 @@ def never_end(folder: Path) -> None:
         if not path.is_file():
             continue
         content = msgspec.json.decode(path.read_bytes())
-        named = {content.get(f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+        named: set[object] = set()
+        for kind in ("bos", "eos", "pad"):
+            ids = content.get(f"{kind}_token_id")
+            named.update(ids if isinstance(ids, list) else [ids])
         spare = [token_id for token_id in special if token_id not in named]
         if spare:
             content["eos_token_id"] = spare[-1]

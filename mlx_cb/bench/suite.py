@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,10 +23,12 @@ from mlx_cb.bench import environment, report
 from mlx_cb.bench.compare import Conditions, Progress, compare, merge
 from mlx_cb.bench.disconnect import steps_for_the_gone
 from mlx_cb.bench.gates import GateFile, RunEntry
+from mlx_cb.bench.keyring import Keyring, make_keyring
 from mlx_cb.bench.measuring import Fleet, Policy, conclude
 from mlx_cb.bench.metrics import Figures
 from mlx_cb.bench.prompts import TokenizerWords
 from mlx_cb.bench.report import Report
+from mlx_cb.bench.restart import warm_restart
 from mlx_cb.bench.servers import Cores, Kind, RunningServer, ServerSpec
 from mlx_cb.bench.workloads.base import make
 from mlx_cb.errors import InvalidRequest, MlxCbError
@@ -95,6 +98,7 @@ async def run_suite(file: GateFile, models: Models, settings: SuiteSettings) -> 
             settings.keep(result)
     finally:
         suite.fleet.stop()
+        suite.folder.cleanup()
     conclude(result, average, settings.policy)
     return result
 
@@ -108,12 +112,15 @@ class _Suite:
         self.settings = settings
         self.cores = Cores.choose(settings.policy.pin)
         self.words = TokenizerWords(models.float32)
+        self.keyrings: dict[tuple[str, ...], Keyring] = {}
+        self.folder = tempfile.TemporaryDirectory(prefix="mlx-cb-bench-")
         self.fleet = Fleet(self.cores, Conditions(self.words))
 
     async def measure(self, run: RunEntry) -> dict[str, Any]:
         measures = {
             "load": self.load,
             "startup": self.startup,
+            "restart": self.restart,
             "disconnect": self.disconnect,
             "host": self.host,
         }
@@ -130,13 +137,26 @@ class _Suite:
                 raise InvalidRequest(f"{run.name}: no server {label!r} in the gates file")
             kind = Kind(entry.kind)
             model = None if kind is Kind.URL else folder
-            specs.append(ServerSpec(label, kind, model, entry.flags, entry.url))
+            flags, key = entry.flags, None
+            if run.users and kind is Kind.MLX_CB:
+                keyring = self.keyring(run)
+                flags, key = (*flags, "--keys", str(keyring.path)), keyring.admin
+            specs.append(ServerSpec(label, kind, model, flags, entry.url, key))
         return specs
+
+    def keyring(self, run: RunEntry) -> Keyring:
+        """The keys of the run's users; runs with the same users share them, and their servers."""
+        if run.users not in self.keyrings:
+            self.keyrings[run.users] = make_keyring(Path(self.folder.name), run.users)
+        return self.keyrings[run.users]
 
     def conditions(self, run: RunEntry) -> Conditions:
         rounds = self.settings.rounds or run.rounds
         fields = tuple(run.fields.items())
-        return Conditions(self.words, rounds=rounds, seed=self.settings.seed, fields=fields)
+        keys = self.keyring(run).users if run.users else {}
+        return Conditions(
+            self.words, rounds=rounds, seed=self.settings.seed, fields=fields, keys=keys
+        )
 
     async def load(self, run: RunEntry) -> dict[str, Any]:
         servers = await self.fleet.bring_up(self.specs(run))
@@ -158,6 +178,18 @@ class _Suite:
                 finally:
                     server.stop()
         figures = {label: merge(times) for label, times in rounds.items()}
+        return report.direct_entry(run.name, run.model, figures)
+
+    async def restart(self, run: RunEntry) -> dict[str, Any]:
+        """Each server alone, started twice over one SSD folder; medians over the rounds."""
+        self.fleet.stop()
+        figures = {}
+        for spec in self.specs(run):
+            rounds = [
+                await warm_restart(spec, self.cores, self.conditions(run), self.settings.seed + n)
+                for n in range(self.settings.rounds or run.rounds)
+            ]
+            figures[spec.label] = merge(rounds)
         return report.direct_entry(run.name, run.model, figures)
 
     async def disconnect(self, run: RunEntry) -> dict[str, Any]:

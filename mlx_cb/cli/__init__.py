@@ -16,6 +16,7 @@ from mlx_cb.errors import MlxCbError
 
 COMMANDS = {
     "bench": "Measure a server, compare it with a peer, check goals.",
+    "ctl": "Watch and override a running server's control: freeze, drain, pause, cancel.",
     "keys": "Give people keys, list them, take them away.",
     "launch": "Print the configuration that points a client at a running server.",
     "selftest": "Prove the Metal kernels on this machine.",

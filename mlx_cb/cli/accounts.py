@@ -12,9 +12,7 @@ import click
 from mlx_cb.cli.options import config_path
 from mlx_cb.server import keys
 from mlx_cb.server.keys import KeyRecord
-
-# What a class is called, and the rank that the scheduler goes by.
-CLASSES = {"interactive": 0, "batch": 1}
+from mlx_cb.standing import CLASSES
 
 FILE = click.option(
     "--keys",
@@ -42,6 +40,9 @@ _ACCOUNT = (
     click.option(
         "--max-running", type=click.IntRange(1), help="Most answers at once; others wait."
     ),
+    click.option("--max-queued", type=click.IntRange(1), help="Most requests that wait; then 429."),
+    click.option("--max-input-tokens", type=click.IntRange(1), help="Longest prompt, tokens."),
+    click.option("--max-output-tokens", type=click.IntRange(1), help="Longest answer, tokens."),
     click.option("--daily-tokens", type=click.IntRange(1), help="Prompt plus answer tokens a day."),
     click.option("--expires", help="When the key ends: 90d, 12h, or a date like 2027-01-31."),
     click.option("--admin", is_flag=True, help="May see all users, status and metrics."),
@@ -80,6 +81,9 @@ def account(name: str, given: dict[str, Any]) -> Callable[[str], KeyRecord]:
             rank=CLASSES[given["rank"]],
             max_running=given["max_running"],
             daily_tokens=given["daily_tokens"],
+            max_queued=given["max_queued"],
+            max_input_tokens=given["max_input_tokens"],
+            max_output_tokens=given["max_output_tokens"],
         )
 
     return record

@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mlx_cb.cli.simulation import pair, sim
 from mlx_cb.errors import MlxCbError
 
 # Everything else is imported where it is used: `mlx-cb --help` must not wait for numpy.
@@ -238,7 +239,7 @@ def _measure(
     from mlx_cb.bench.measuring import Assignment, Policy, measure_load
     from mlx_cb.bench.workloads import make
 
-    load = make(workload, dict(_pair(text) for text in options.param))
+    load = make(workload, dict(pair(text) for text in options.param))
     wanted = gates.relevant(gates.read_gates(options.gate).gate, {workload}) if options.gate else ()
     console = Console()
     total = len(load.plan(options.seed).calls())
@@ -273,7 +274,7 @@ def _conditions(options: Options, folder: Path | None) -> Any:
     if options.token_ids and folder is None:
         raise click.UsageError("--token-ids needs --tokenizer")
     fields = {}
-    for name, text in (_pair(text) for text in options.field):
+    for name, text in (pair(text) for text in options.field):
         try:
             fields[name] = msgspec.json.decode(text)
         except msgspec.DecodeError as error:
@@ -286,7 +287,7 @@ def _conditions(options: Options, folder: Path | None) -> Any:
         as_ids=options.token_ids,
         fields=tuple(fields.items()),
         key=options.key,
-        keys=dict(_pair(text) for text in options.user_key),
+        keys=dict(pair(text) for text in options.user_key),
     )
 
 
@@ -374,13 +375,6 @@ def _peer_spec(peer: str, folder: str) -> Any:
     return ServerSpec("peer", Kind.URL, None, url=peer)
 
 
-def _pair(text: str) -> tuple[str, str]:
-    name, found, value = text.partition("=")
-    if not found:
-        raise click.UsageError(f"{text!r} is not NAME=VALUE")
-    return name, value
-
-
 def _folder(model: str) -> Path:
     """Folder of a MODEL; `demo`, hub ids and files are the loader's to find."""
     from mlx_cb.config import ModelConfig
@@ -396,5 +390,6 @@ def _cache() -> Path:
     return cache_dir() / "bench"
 
 
+bench.add_command(sim)
 # The name under which the command line's group looks for it.
 command = bench

@@ -14,9 +14,10 @@ from typing import Any
 import click
 
 from mlx_cb.cli import invites
-from mlx_cb.cli.accounts import CLASSES, FILE, account, account_options, default_file
+from mlx_cb.cli.accounts import FILE, account, account_options, default_file
 from mlx_cb.server import keys
 from mlx_cb.server.keys import KeyRecord
+from mlx_cb.standing import CLASSES
 
 
 @click.group("keys")

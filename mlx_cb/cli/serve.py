@@ -57,6 +57,17 @@ _DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
     help="Serve embeddings: when the checkpoint says so, or pooled like this.",
 )
 @setting("--max-num-seqs", default=64, type=click.IntRange(1), help="Most requests at once.")
+@setting("--max-running-per-user", type=click.IntRange(1), help="Most of one user's at once.")
+@setting("--max-queued-per-user", type=click.IntRange(1), help="Most that wait; then 429.")
+@setting("--max-input-tokens", type=click.IntRange(1), help="Longest prompt, tokens.")
+@setting("--max-output-tokens", type=click.IntRange(1), help="Longest answer, tokens.")
+@setting("--request-timeout-s", type=click.FloatRange(0, min_open=True), help="Longest answer.")
+@setting(
+    "--control",
+    default="auto",
+    type=click.Choice(["auto", "frozen"]),
+    help="Let the control loop act on early signs, or only watch.",
+)
 @setting("--max-num-batched-tokens", default="auto", type=CountOrAuto(), help="Rows of a step.")
 @setting("--max-model-len", type=click.IntRange(1), help="Longest prompt plus answer, tokens.")
 @setting("--kv-memory", default="auto", type=Size(), help="Memory for keys and values.")
@@ -72,12 +83,15 @@ _DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
 @setting(
     "--scheduler",
     default="continuous",
-    type=click.Choice(["continuous", "static"]),
-    help="Requests join and leave at every step, or only when a batch has ended.",
+    type=click.Choice(["continuous", "fair", "priority", "fcfs", "static"]),
+    help="Who goes first; static: a batch is fixed until it has ended. continuous is fair.",
 )
 @setting("--itl-target-ms", default=100.0, type=click.FloatRange(1), help="Gap between tokens.")
 @setting("--max-queue-wait-s", default=60.0, type=click.FloatRange(0), help="Longest wait.")
 @setting("--no-prefix-cache", is_flag=True, help="Do not share blocks of equal prefixes.")
+@setting("--ssd-cache", default="off", help="Folder that keeps blocks of prefixes: DIR or off.")
+@setting("--ssd-cache-size", default="auto", type=Size(), help="Most bytes in that folder.")
+@setting("--ssd-daily-writes", default="auto", type=Size(), help="Most bytes written a day.")
 @setting("--log-format", default="text", type=click.Choice(["text", "json"]), help="Log lines.")
 @setting("--log-prompts", is_flag=True, help="Write prompts and answers to the log.")
 @setting("--lan", is_flag=True, help="Serve the local network: all addresses, TLS, Bonjour.")
@@ -95,6 +109,8 @@ def command(**given: Any) -> int:
     """Serve MODEL over HTTP: a hub id, a folder, a .gguf file, demo, or scripted:FILE."""
     if given["lan"] and given["host"] != "127.0.0.1":
         raise click.UsageError("--lan listens on every address; leave --host away")
+    if given["ssd_cache"] != "off" and given["no_prefix_cache"]:
+        raise click.UsageError("--ssd-cache keeps prefixes, and --no-prefix-cache finds none again")
     config = build_config(given)
     access.check(config, is_named=given["keys"] is not None)
     return run(config, given["also_port"])
@@ -116,10 +132,15 @@ def build_config(given: dict[str, Any]) -> ServerConfig:
             kv_memory=given["kv_memory"],
             kv_dtype=given["kv_dtype"],
             prefix_cache=not given["no_prefix_cache"],
+            ssd_cache=None if given["ssd_cache"] == "off" else given["ssd_cache"],
+            ssd_cache_size=given["ssd_cache_size"],
+            ssd_daily_writes=given["ssd_daily_writes"],
         ),
         scheduler=SchedulerConfig(
             policy=given["scheduler"],
             max_num_seqs=given["max_num_seqs"],
+            max_running_per_user=given["max_running_per_user"],
+            control=given["control"],
             max_num_batched_tokens=given["max_num_batched_tokens"],
             itl_target_ms=given["itl_target_ms"],
             max_queue_wait_s=given["max_queue_wait_s"],
@@ -127,7 +148,10 @@ def build_config(given: dict[str, Any]) -> ServerConfig:
         attention=given["attention"],
     )
     folder = config_path().parent
-    names = ("lan", "port", "strict_model", "log_format", "log_prompts", "reasoning_key")
+    names = (
+        *("lan", "port", "strict_model", "log_format", "log_prompts", "reasoning_key"),
+        *("request_timeout_s", "max_input_tokens", "max_output_tokens", "max_queued_per_user"),
+    )
     return ServerConfig(
         served_model_name=given["served_model_name"] or _shown_name(given["model"]),
         aliases=tuple(given["alias"]),
@@ -187,7 +211,7 @@ def _make_engine(config: ServerConfig) -> Any:
         return ScriptedEngine(read_script(Path(path)))
     from mlx_cb.engine.client import AsyncEngine
 
-    return AsyncEngine(config.engine)
+    return AsyncEngine(config.engine, step_timeout_s=config.step_timeout_s)
 
 
 async def _serve(
@@ -232,10 +256,12 @@ async def _load(front: Any, engine: Any, url: str, started: float) -> None:
     await engine.wait_ready()
     await front.load()
     _say(f"ready after {time.monotonic() - started:.1f} s; try:")
-    body = '{"messages": [{"role": "user", "content": "Say hello."}]}'
+    path, body = "chat/completions", '{"messages": [{"role": "user", "content": "Say hello."}]}'
+    if front.model_info.pooling is not None:
+        path, body = "embeddings", '{"input": ["Hello."]}'
     header = shlex.quote("content-type: application/json")
     more = access.curl_options(front.config)
-    print(f"  curl{more} {url}/v1/chat/completions -H {header} -d {shlex.quote(body)}", flush=True)
+    print(f"  curl{more} {url}/v1/{path} -H {header} -d {shlex.quote(body)}", flush=True)
 
 
 def _exit_code(loading: asyncio.Task[None], stopping: asyncio.Task[int]) -> int:

@@ -6,7 +6,7 @@ Knows block ids only; the keys and values behind them belong to `attention.kv_st
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -24,11 +24,13 @@ class BlockPool:
 
     The pool starts empty and grows one block at a time up to `capacity`, so that the storage can
     grow with demand. Freed blocks that hold findable content stay findable until they are taken
-    again; blocks without such content are taken first.
+    again; blocks without such content are taken first. `on_evict` hears of every block whose
+    content is about to be lost to another one: block id and content hash.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        self.on_evict: Callable[[int, bytes], None] = lambda block_id, content_hash: None
         self.blocks: list[Block] = []
         self.num_evictions = 0
         self._free: OrderedDict[int, None] = OrderedDict()
@@ -64,6 +66,8 @@ class BlockPool:
             block = self.blocks[block_id]
             if block.content_hash is None or len(self.blocks) == self.capacity:
                 del self._free[block_id]
+                if block.content_hash is not None:
+                    self.on_evict(block_id, block.content_hash)
                 self._forget(block)
                 block.ref_count = 1
                 return block_id

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from mlx_cb.core.block_pool import BlockPool
 from mlx_cb.core.checkpoints import Checkpoints
 from mlx_cb.core.request import Request
+from mlx_cb.core.scheduler_output import SchedulerOutput
+from mlx_cb.core.ssd_tier import SsdTier
 
 
 @dataclass(slots=True)
@@ -29,7 +31,8 @@ class KVCacheManager:
     """Block tables of all requests over one pool.
 
     With `checkpoints` a prefix is usable only up to a border whose state was saved there; `keeps`
-    says whether layers that drop old blocks still have the newest of a prefix.
+    says whether layers that drop old blocks still have the newest of a prefix. What `tier` holds
+    comes back to a request once it is admitted.
     """
 
     def __init__(
@@ -40,11 +43,15 @@ class KVCacheManager:
         prefix_cache: bool,
         checkpoints: Checkpoints | None = None,
         keeps: Callable[[Sequence[int]], bool] = lambda _: True,
+        tier: SsdTier | None = None,
     ) -> None:
         self.pool = pool
         self.block_size = block_size
         self.prefix_cache = prefix_cache
         self.checkpoints = checkpoints
+        self.tier = tier
+        if tier is not None:
+            pool.on_evict = tier.evict
         self._keeps = keeps
         self.stats = PrefixStats()
 
@@ -60,6 +67,10 @@ class KVCacheManager:
     def num_missing_blocks(self, request: Request) -> int:
         """Blocks a request still has to take for its known text and one token more."""
         return max(0, self.num_blocks_for(request.num_tokens + 1) - len(request.block_table))
+
+    def num_resident_tokens(self, request: Request) -> int:
+        """Tokens of a request that need no computing as things are."""
+        return len(self._find_prefix(request)) * self.block_size
 
     def can_admit(self, request: Request, *, headroom: int) -> bool:
         """True when the whole known text fits beside `headroom` blocks for others' growth."""
@@ -84,6 +95,16 @@ class KVCacheManager:
         self.stats.queried_tokens += request.num_tokens
         self.stats.hit_tokens += request.num_computed_tokens
         return request.num_computed_tokens
+
+    def hashes_behind_prefix(self, request: Request) -> list[bytes]:
+        """Content hashes of the full blocks that a request still has to compute.
+
+        The last token is left to compute, because its logits are needed.
+        """
+        if not self.prefix_cache or request.params.prompt_logprobs is not None:
+            return []
+        num_full = (request.num_tokens - 1) // self.block_size
+        return self._hashes(request, num_full)[len(request.block_table) : num_full]
 
     def _take_checkpoint(self, request: Request, checkpoints: Checkpoints, num_hits: int) -> None:
         """Hand over the state behind the hits, and name the borders worth a state of their own.
@@ -126,6 +147,8 @@ class KVCacheManager:
         hashes = self._hashes(request, num_full)
         for index in range(request.num_hashed_blocks, num_full):
             self.pool.remember(request.block_table[index], hashes[index])
+            if self.tier is not None:
+                self.tier.note(hashes[index])
         request.num_hashed_blocks = num_full
         self._keep_border(request, num_full)
 
@@ -143,6 +166,18 @@ class KVCacheManager:
             if content_hash not in self.checkpoints:
                 self.checkpoints.replace(request.border_hash, content_hash, border.state)
                 request.border_hash = content_hash
+
+    def order_moves(self, plan: SchedulerOutput) -> None:
+        """Put into a plan what has to be copied out before it runs, and what is to be read."""
+        if self.tier is not None:
+            plan.stores = self.tier.take_stores(self.pool.find)
+            plan.fetches = self.tier.take_fetches()
+
+    def forget_all(self) -> None:
+        """Make nothing findable any more, and write none of it to the SSD."""
+        self.pool.forget_all()
+        if self.tier is not None:
+            self.tier.forget_unsaved()
 
     def _find_prefix(self, request: Request) -> list[int]:
         """Blocks of the longest known prefix that a request can go on from."""

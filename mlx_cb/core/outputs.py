@@ -7,12 +7,16 @@ from enum import Enum
 
 
 class FinishReason(Enum):
-    """Why a request ended. Every accepted request ends with exactly one of these."""
+    """Why a request ended. Every accepted request ends with exactly one of these.
+
+    DEADLINE: its time was over; what it had produced by then is its answer.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    DEADLINE = "deadline"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,10 @@ class Request:
         waiting_for, waits: what it waits for now, and for how many steps it waited for what.
         is_plain_greedy: the next token is the arg max of the model's own logits.
         cache_salt: keeps one user's prefixes apart from another's.
+        deadline: when it ends at the latest, with what it has then; None for no such time.
+        num_resident_tokens: how much of it was in the prefix cache when it came.
+        account: the user and the rank that its service is charged to.
+        most_computed_tokens: what it had computed when it last gave way.
         resume_state: what recurrent layers remember of the prefix that was found, for the runner.
         checkpoint_tokens: block borders at which such a state is worth saving, ascending.
         border_state: that of the newest block border the text has passed, from the runner.
@@ -52,6 +56,9 @@ class Request:
     standing: Standing = EQUAL
     arrival_time: float = 0.0
     cache_salt: bytes = b""
+    deadline: float | None = None
+    num_resident_tokens: int = 0
+    account: tuple[str, int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
     status: RequestStatus = RequestStatus.WAITING
     block_table: list[int] = field(default_factory=list)
@@ -60,6 +67,7 @@ class Request:
     num_in_flight: int = 0
     num_cached_tokens: int = 0
     num_hashed_blocks: int = 0
+    most_computed_tokens: int = 0
     resume_state: Any = None
     checkpoint_tokens: tuple[int, ...] = ()
     border_state: BorderState | None = None
@@ -76,6 +84,7 @@ class Request:
     waits: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.account = (self.user, self.standing.rank)
         self.num_prompt_tokens = len(self.token_ids)
         eos = frozenset() if self.params.ignore_eos else self.eos_token_ids
         self.stop_token_ids = eos | frozenset(self.params.stop_token_ids)
@@ -95,6 +104,16 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         """Rows this request still needs before its next token can be chosen."""
         return len(self.token_ids) + self.num_in_flight - self.num_computed_tokens
+
+    def take(self, token_id: int) -> FinishReason | None:
+        """Append a chosen token, unless it is the mark of an end; why it was the last, or None."""
+        if self.max_output_tokens == 0:
+            return FinishReason.LENGTH
+        if token_id in self.stop_token_ids:
+            return FinishReason.STOP
+        self.token_ids.append(token_id)
+        is_full = self.num_output_tokens >= self.max_output_tokens
+        return FinishReason.LENGTH if is_full else None
 
     @property
     def awaits_last_token(self) -> bool:

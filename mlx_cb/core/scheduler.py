@@ -8,20 +8,23 @@ prefill chunks in the policy's order. No MLX, no threads, no clock but the injec
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 
 from mlx_cb.config import SchedulerConfig
 from mlx_cb.core.cost_model import StepCostModel
+from mlx_cb.core.deadlines import Deadlines
+from mlx_cb.core.entrance import Entrance
+from mlx_cb.core.integrity import check_places
 from mlx_cb.core.journal import ChunkRecord, Journal, StepRecord, tell
 from mlx_cb.core.kv_cache_manager import KVCacheManager, PrefixStats
 from mlx_cb.core.outputs import FinishReason, RequestOutput, SampledToken
-from mlx_cb.core.policy import POLICIES
+from mlx_cb.core.policies import POLICIES
+from mlx_cb.core.pressure import Ladder, admission_order, choose_victim
 from mlx_cb.core.request import Request, RequestEvent, RequestStatus
-from mlx_cb.core.scheduler_output import ScheduledChunk, SchedulerOutput
+from mlx_cb.core.restoring import Restoring
+from mlx_cb.core.scheduler_output import MAX_EXPLAINED, ScheduledChunk, SchedulerOutput
 from mlx_cb.core.token_budget import StepShape, token_budget
-
-MAX_EXPLAINED = 32  # waiting requests whose reason is recorded per step
 
 
 class Scheduler:
@@ -37,6 +40,8 @@ class Scheduler:
         self.config = config
         self.kv_cache = kv_cache
         self.policy = POLICIES[config.policy]()
+        self.entrance = Entrance(config, self.policy)
+        self.service: defaultdict[str, float] = defaultdict(float)  # seconds by user, since start
         self.cost_model = StepCostModel()
         self.journal = Journal(config.journal_steps)
         self.requests: dict[str, Request] = {}
@@ -46,11 +51,11 @@ class Scheduler:
         self.num_padding = 0
         self.pad_table = kv_cache.pool.allocate(1) if self.policy.pads_finished else []
         self.num_preemptions = 0
-        self.service: defaultdict[str, float] = defaultdict(
-            float
-        )  # measured seconds by user, since start
+        self.ladder = Ladder()
+        self.restoring = Restoring(kv_cache)
         self.step = 0
         self._clock = clock
+        self._deadlines = Deadlines()
 
     # Stage 1: queue.
 
@@ -59,6 +64,8 @@ class Scheduler:
         self.requests[request.request_id] = request
         self.waiting[request.request_id] = request
         self.policy.join(request.user, request.standing)
+        self._deadlines.add(request)
+        request.num_resident_tokens = self.kv_cache.num_resident_tokens(request)
         request.waiting_for = "next step"
         self._note(request, "queued", f"{request.num_prompt_tokens} prompt tokens")
 
@@ -69,10 +76,23 @@ class Scheduler:
             return None
         return self._finish(request, FinishReason.ABORT)
 
+    def expire(self) -> list[RequestOutput]:
+        """End the requests whose deadline has passed, with what they have produced."""
+        if not self._deadlines:
+            return []
+        due = self._deadlines.due(self._clock())
+        return [self._finish(request, FinishReason.DEADLINE) for request in due]
+
     @property
     def has_work(self) -> bool:
         """True while any request is unfinished."""
         return bool(self.requests)
+
+    @property
+    def is_held(self) -> bool:
+        """True while all that is unfinished is paused by an operator: no step can advance it."""
+        is_paused = self.entrance.restraint.is_paused
+        return bool(self.requests) and all(map(is_paused, self.requests.values()))
 
     @property
     def num_running(self) -> int:
@@ -94,7 +114,8 @@ class Scheduler:
         plan = SchedulerOutput(StepRecord(self.step, self._clock()))
         self._schedule_decodes(plan)
         self._schedule_prefills(plan)
-        self._complete_record(plan)
+        self.kv_cache.order_moves(plan)
+        plan.complete_record(self.cost_model, self.kv_cache.pool, len(self.waiting))
         if plan.is_empty:
             self.step -= 1
         else:
@@ -103,50 +124,51 @@ class Scheduler:
 
     def _schedule_decodes(self, plan: SchedulerOutput) -> None:
         block_size = self.kv_cache.block_size
-        still_decoding = []
         for request in self.decoding:
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for a request before it in this very loop
             if request.awaits_last_token:
                 self.num_padding += self.policy.pads_finished
                 continue
-            if len(
-                request.block_table
-            ) * block_size <= request.num_computed_tokens and not self._make_room(
-                request, request.num_computed_tokens + 1, plan
+            wanted = request.num_computed_tokens + 1
+            if len(request.block_table) * block_size < wanted and not self._make_room(
+                request, wanted, plan
             ):
                 continue
             request.num_computed_tokens += 1
             request.num_in_flight += 1
-            still_decoding.append(request)
-        self.decoding = still_decoding
-        plan.decodes = still_decoding.copy()
+            plan.decodes.append(request)
+        self.decoding = plan.decodes.copy()
         if not self.decoding:
             self.num_padding = 0
         plan.num_padding, plan.pad_table = self.num_padding, self.pad_table
 
     def _make_room(self, request: Request, num_tokens: int, plan: SchedulerOutput) -> bool:
-        """Slots for `num_tokens`, preempting the youngest while there are none.
+        """Slots for `num_tokens`, taking others' blocks while there are none; see `choose_victim`.
 
-        Requests that already have rows in this plan are safe: decodes are visited oldest first.
-        False when the request itself was the youngest and had to go.
+        Requests that already have rows in this plan, or got blocks back for it, are safe: decodes
+        are visited oldest first. False when the request itself had to give way.
         """
         while not self.kv_cache.allocate_slots(request, num_tokens):
-            planned = {id(r) for r in plan.decodes} | {id(c.request) for c in plan.prefills}
-            running = [
-                candidate
-                for candidate in (*self.decoding, *self.prefilling)
-                if candidate.status is RequestStatus.RUNNING and id(candidate) not in planned
-            ]
-            victim = max(running, key=_admission_order)
+            everyone = (*self.decoding, *self.prefilling)
+            running = [r for r in everyone if r.status is RequestStatus.RUNNING]
+            members = plan.members()
+            spare = [r for r in running if r is request or r.request_id not in members]
+            victim = choose_victim(spare, running, self.policy.charged)
             self._preempt(victim, plan, f"no block for {request.request_id}")
             if victim is request:
                 return False
         return True
 
     def _preempt(self, victim: Request, plan: SchedulerOutput, cause: str) -> None:
-        """Take a request's blocks; it waits again with its output kept and is recomputed later."""
-        self.kv_cache.free(victim)
+        """Take a request's blocks; it waits again with its output kept and comes back later.
+
+        What launched steps have written stays findable until it is overwritten, and with an SSD
+        tier it is stored before that.
+        """
+        self.ladder.take_from(victim)
+        self.kv_cache.remember(victim, min(victim.num_computed_tokens, victim.num_tokens))
+        self._release(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.num_preemptions += 1
         victim.waiting_for = "blocks"
@@ -157,9 +179,14 @@ class Scheduler:
         plan.record.preempted[victim.request_id] = cause
         self._note(victim, "preempted", cause)
 
+    def _release(self, request: Request) -> None:
+        self.kv_cache.free(request)
+        self.restoring.end(request)
+
     def _schedule_prefills(self, plan: SchedulerOutput) -> None:
         if not (self.waiting or self.prefilling):
             return
+        self.restoring.advance(self.prefilling, plan, self._make_room)
         num_decodes = len(plan.decodes)
         context = sum(request.num_computed_tokens for request in plan.decodes)
         joining = len(self.prefilling) + len(self.waiting)
@@ -167,44 +194,38 @@ class Scheduler:
         budget = token_budget(self.config, self.cost_model, StepShape(num_decodes, crowd, context))
         plan.record.token_budget = budget
         # Something always moves: a full house of decodes leaves one quantum to those who wait.
-        room = max(budget - num_decodes, min(budget, self.kv_cache.block_size))
-        may_admit = self.policy.may_admit(self.num_running)
-        places = {
-            user: self.policy.max_running(user, self.config.max_num_seqs)
-            for user in {request.user for request in self.waiting.values()}
-        }
-        running = Counter(request.user for request in (*self.decoding, *self.prefilling))
+        share = int(self.entrance.restraint.prefill_share * (budget - num_decodes))
+        room = max(share, min(budget, self.kv_cache.block_size))
+        self.entrance.open((*self.decoding, *self.prefilling))
         blocks_short = bool(plan.record.preempted)
         for request in self._prefill_candidates(plan):
             if len(plan.record.passed_over) >= MAX_EXPLAINED and room <= 0:
                 break
             if room <= 0:
-                self._pass_over(plan, request, "budget")
+                plan.pass_over(request, "budget")
             elif request.status is RequestStatus.RUNNING:
                 room -= self._schedule_chunk(plan, request, room)
-            elif not may_admit:
-                self._pass_over(plan, request, "batch to end")
-            elif self.num_running >= self.config.max_num_seqs:
-                self._pass_over(plan, request, "slots")
-            elif running[request.user] >= places[request.user]:
-                self._pass_over(plan, request, "fair share")
+            elif reason := self.entrance.refusal(request):
+                plan.pass_over(request, reason)
             elif blocks_short or not self._admit(plan, request):
                 # Whoever comes next must not take the blocks that this one is waiting for.
                 blocks_short = True
-                self._pass_over(plan, request, "blocks")
+                plan.pass_over(request, "blocks")
             else:
-                running[request.user] += 1
+                self.entrance.joined(request)
                 room -= self._schedule_chunk(plan, request, room)
+        self.ladder.stopped_admissions += blocks_short
 
     def _prefill_candidates(self, plan: SchedulerOutput) -> list[Request]:
         if not self.prefilling and self.num_running >= self.config.max_num_seqs:
             for request in self.waiting.values():
-                self._pass_over(plan, request, "slots")
+                plan.pass_over(request, "slots")
                 if len(plan.record.passed_over) >= MAX_EXPLAINED:
                     break
             return []
         ready = [request for request in self.waiting.values() if request.num_in_flight == 0]
-        return self.policy.order((*self.prefilling, *ready), plan.record.started)
+        ordered = self.policy.order((*self.prefilling, *ready), plan.record.started)
+        return self.entrance.arrange(ordered)
 
     def _admit(self, plan: SchedulerOutput, request: Request) -> bool:
         headroom = len(self.decoding) + sum(
@@ -222,15 +243,20 @@ class Scheduler:
         self.prefilling.append(request)
         plan.record.admitted.append(request.request_id)
         self._note(request, "admitted", f"{cached} tokens cached")
+        self.restoring.begin(request, plan.record.started)
         return True
 
     def _schedule_chunk(self, plan: SchedulerOutput, request: Request, room: int) -> int:
         """Give a request up to `room` rows; returns how many it got."""
         start = request.num_computed_tokens
         count = min(request.num_uncomputed_tokens, room)
+        if request in self.restoring:
+            plan.pass_over(request, "ssd")
+            return 0
         if not self._make_room(request, start + count, plan):
             return 0
         request.num_computed_tokens = start + count
+        self.ladder.compute(request, start, start + count)
         samples = request.num_uncomputed_tokens == 0
         plan.prefills.append(ScheduledChunk(request, start, count, samples))
         plan.record.prefills.append(ChunkRecord(request.request_id, start, count))
@@ -238,27 +264,8 @@ class Scheduler:
         if samples:
             request.num_in_flight += 1
             self.prefilling.remove(request)
-            insort(self.decoding, request, key=_admission_order)
+            insort(self.decoding, request, key=admission_order)
         return count
-
-    def _pass_over(self, plan: SchedulerOutput, request: Request, reason: str) -> None:
-        request.waiting_for = reason
-        request.waits[reason] = request.waits.get(reason, 0) + 1
-        if len(plan.record.passed_over) < MAX_EXPLAINED:
-            plan.record.passed_over[request.request_id] = reason
-
-    def _complete_record(self, plan: SchedulerOutput) -> None:
-        record = plan.record
-        plan.num_blocks = len(self.kv_cache.pool.blocks)
-        record.decodes = [request.request_id for request in plan.decodes]
-        record.padding = plan.num_padding
-        record.num_waiting = len(self.waiting)
-        record.context_sum = sum(request.num_computed_tokens for request in plan.decodes) + sum(
-            chunk.start + chunk.num_tokens for chunk in plan.prefills
-        )
-        record.predicted_seconds = self.cost_model.predict(plan.num_rows, record.context_sum)
-        record.blocks_used = self.kv_cache.pool.num_used
-        record.blocks_available = self.kv_cache.pool.num_available
 
     # Stage 4: remove the finished.
 
@@ -271,8 +278,8 @@ class Scheduler:
         """
         plan.record.seconds = seconds
         self.cost_model.observe(plan.num_rows, plan.record.context_sum, seconds)
-        for user, part in plan.shares(self.cost_model).items():
-            self.policy.charge(user, part * seconds)
+        for (user, rank), part in plan.shares(self.cost_model).items():
+            self.policy.charge(user, rank, part * seconds)
             self.service[user] += part * seconds
         for chunk in plan.prefills:
             if chunk.request.status is RequestStatus.RUNNING:
@@ -287,7 +294,7 @@ class Scheduler:
 
     def fail(self, plan: SchedulerOutput, message: str) -> list[RequestOutput]:
         """A step went wrong: its requests end with an error, the others go on."""
-        self.kv_cache.pool.forget_all()
+        self.kv_cache.forget_all()
         requests = {r.request_id: r for r in plan.decodes}
         requests |= {c.request.request_id: c.request for c in plan.prefills}
         return [
@@ -296,6 +303,14 @@ class Scheduler:
             if request.status is not RequestStatus.FINISHED
         ]
 
+    def preempt_paused(self) -> None:
+        """What an operator has paused gives its place and blocks to others, and waits again."""
+        plan = SchedulerOutput(StepRecord(self.step, self._clock()))
+        for request in [*self.prefilling, *self.decoding]:
+            if self.entrance.restraint.is_paused(request):
+                self._preempt(request, plan, "paused by the operator")
+        self.decoding = [r for r in self.decoding if r.status is RequestStatus.RUNNING]
+
     def restart_running(self, cause: str) -> None:
         """Send every running request back to the queue, because the blocks' content is lost."""
         record = StepRecord(self.step, self._clock())
@@ -303,7 +318,7 @@ class Scheduler:
             request.num_in_flight = 0
             self._preempt(request, SchedulerOutput(record), cause)
         self.decoding = []
-        self.kv_cache.pool.forget_all()
+        self.kv_cache.forget_all()
 
     def forget_past(self) -> None:
         """Begin anew, with what was learned about costs: no journal, no findable blocks."""
@@ -311,7 +326,7 @@ class Scheduler:
         self.step = 0
         self.journal = Journal(self.config.journal_steps)
         self.service.clear()
-        self.kv_cache.pool.forget_all()
+        self.kv_cache.forget_all()
         self.kv_cache.stats = PrefixStats()
 
     def _append(
@@ -326,15 +341,9 @@ class Scheduler:
         if request.first_token_time is None:
             request.first_token_time = now
             self._note(request, "first token", "")
-        reason, stop_token_id, kept = None, None, [token.token_id]
-        if request.max_output_tokens == 0:
-            reason, kept = FinishReason.LENGTH, []
-        elif token.token_id in request.stop_token_ids:
-            reason, stop_token_id, kept = FinishReason.STOP, token.token_id, []
-        token_ids += kept
-        num_output = len(token_ids) - request.num_prompt_tokens
-        if reason is None and num_output >= request.max_output_tokens:
-            reason = FinishReason.LENGTH
+        before = len(token_ids)
+        reason = request.take(token.token_id)
+        kept = token_ids[before:]
         if reason is not None:
             plan.record.finished[request.request_id] = reason.value
             self._finish(request, reason)
@@ -344,7 +353,7 @@ class Scheduler:
             logprobs=[token.logprobs] if kept and token.logprobs else None,
             prompt_logprobs=token.prompt_logprobs,
             finish_reason=reason,
-            stop_token_id=stop_token_id,
+            stop_token_id=token.token_id if reason is FinishReason.STOP else None,
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens,
             embedding=token.embedding,
@@ -360,13 +369,13 @@ class Scheduler:
         if request in self.decoding:
             self.decoding.remove(request)
             self.num_padding += self.policy.pads_finished
-        self.kv_cache.free(request)
+        self._release(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         request.finished_time = self._clock()
         request.waiting_for = ""
         del self.requests[request.request_id]
-        self.policy.leave(request.user)
+        self.policy.leave(request.user, request.standing)
         self._note(request, "finished", error or reason.value)
         self.journal.keep_story(request, self.step)
         return RequestOutput(
@@ -382,18 +391,6 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every request and every block is where it should be."""
-        placed = [*self.waiting.values(), *self.prefilling, *self.decoding]
-        assert len(placed) == len({request.request_id for request in placed})
-        for request in placed:
-            assert self.requests[request.request_id] is request
-            assert request.status is not RequestStatus.FINISHED
-            assert (request.request_id in self.waiting) == (
-                request.status is not RequestStatus.RUNNING
-            )
-        assert all(not request.block_table for request in self.waiting.values())
+        check_places(self.requests, self.waiting, [*self.prefilling, *self.decoding])
         tables = [request.block_table for request in self.requests.values()]
         self.kv_cache.pool.check_integrity([*tables, self.pad_table])
-
-
-def _admission_order(request: Request) -> tuple[float, float, str]:
-    return (request.admitted_time or 0.0, request.arrival_time, request.request_id)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from mlx_cb.core.block_pool import BlockPool
 from mlx_cb.core.cost_model import StepCostModel
 from mlx_cb.core.journal import StepRecord
 from mlx_cb.core.request import Request
+from mlx_cb.core.ssd_tier import BlockContent
+
+MAX_EXPLAINED = 32  # waiting requests whose reason is recorded per step
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,9 @@ class SchedulerOutput:
     """The plan of one step. Decode rows come first, then the chunks; one forward runs them all.
 
     `num_padding` rows are computed for nobody, over the block in `pad_table` (static policy only).
-    Block ids are below `num_blocks`.
+    Block ids are below `num_blocks`. Before the rows run, `stores` are copied out of their blocks,
+    then `restores` are put into theirs; `fetches` are contents to read from the SSD meanwhile.
+    `restoring` are the requests that `restores` belong to.
     """
 
     record: StepRecord
@@ -34,6 +40,10 @@ class SchedulerOutput:
     num_padding: int = 0
     num_blocks: int = 0
     pad_table: list[int] = field(default_factory=list)
+    stores: list[BlockContent] = field(default_factory=list)
+    restores: list[BlockContent] = field(default_factory=list)
+    fetches: list[bytes] = field(default_factory=list)
+    restoring: list[Request] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
@@ -45,23 +55,50 @@ class SchedulerOutput:
         """Tokens in the step."""
         return len(self.decodes) + self.num_padding + sum(c.num_tokens for c in self.prefills)
 
+    def members(self) -> set[str]:
+        """Ids of the requests that have rows in this step, or got blocks back for it."""
+        chunks = (chunk.request for chunk in self.prefills)
+        return {request.request_id for request in (*self.decodes, *chunks, *self.restoring)}
+
     def sampling(self) -> Iterator[Request]:
         """Requests that get a token from this step, in the order of the logit rows."""
         yield from self.decodes
         yield from (chunk.request for chunk in self.prefills if chunk.samples)
 
-    def shares(self, cost_model: StepCostModel) -> dict[str, float]:
-        """Each user's part of the step's cost, by rows and by the context that they read."""
+    def pass_over(self, request: Request, reason: str) -> None:
+        """Note why a request gets nothing from this step."""
+        request.waiting_for = reason
+        request.waits[reason] = request.waits.get(reason, 0) + 1
+        if len(self.record.passed_over) < MAX_EXPLAINED:
+            self.record.passed_over[request.request_id] = reason
+
+    def complete_record(self, cost_model: StepCostModel, pool: BlockPool, num_waiting: int) -> None:
+        """Write down what the step holds, now that it is formed."""
+        record = self.record
+        self.num_blocks = len(pool.blocks)
+        record.decodes = [request.request_id for request in self.decodes]
+        record.padding = self.num_padding
+        record.num_waiting = num_waiting
+        record.context_sum = sum(request.num_computed_tokens for request in self.decodes) + sum(
+            chunk.start + chunk.num_tokens for chunk in self.prefills
+        )
+        record.predicted_seconds = cost_model.predict(self.num_rows, record.context_sum)
+        record.blocks_used = pool.num_used
+        record.blocks_available = pool.num_available
+
+    def shares(self, cost_model: StepCostModel) -> dict[tuple[str, int], float]:
+        """Each account's (user and rank) part of the step's cost, by rows and context read."""
         if self.is_empty:
             return {}
         per_row = cost_model.base / self.num_rows + cost_model.per_row
         per_context = cost_model.per_context
-        costs: dict[str, float] = {}
+        costs: dict[tuple[str, int], float] = {}
         for request in self.decodes:
             cost = per_row + per_context * request.num_tokens
-            costs[request.user] = costs.get(request.user, 0.0) + cost
+            costs[request.account] = costs.get(request.account, 0.0) + cost
         for chunk in self.prefills:
             cost = per_row * chunk.num_tokens + per_context * (chunk.start + chunk.num_tokens)
-            costs[chunk.request.user] = costs.get(chunk.request.user, 0.0) + cost
+            account = chunk.request.account
+            costs[account] = costs.get(account, 0.0) + cost
         total = sum(costs.values())
-        return {user: cost / total for user, cost in costs.items()}
+        return {account: cost / total for account, cost in costs.items()}

@@ -1,6 +1,7 @@
 """How many tokens a step may hold: by predicted time, not by count.
 
-Source: performance.md §3; the dynamic control that Sarathi-Serve (Agrawal et al. 2024) leaves open.
+Source: performance.md §2 (tiles) and §3; the dynamic control that Sarathi-Serve (Agrawal et al.
+2024) leaves open.
 """
 
 from __future__ import annotations
@@ -42,4 +43,15 @@ def token_budget(config: SchedulerConfig, cost_model: StepCostModel, shape: Step
         target = max(STRETCH * target, EFFICIENT * cost_model.predict(1, 0))
     else:
         target = max(target, STRETCH * cost_model.predict(shape.crowd, shape.context))
-    return cost_model.rows_within(target, shape.context)
+    rows = cost_model.rows_within(target, shape.context)
+    return _whole_tiles(rows, shape.num_decodes, config.tile_rows or 1)
+
+
+def _whole_tiles(rows: int, num_decodes: int, tile: int) -> int:
+    """Round down to tiles: one row more than a tile costs as much as two tiles.
+
+    A tile that the decodes do not fill is there in any case, and is left to prefill.
+    """
+    if tile == 1:
+        return rows
+    return tile * max(rows // tile, num_decodes // tile + 1)

@@ -16,19 +16,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from mlx_cb import errors
 from mlx_cb.config import EngineConfig
 from mlx_cb.core.outputs import FinishReason, RequestOutput
 from mlx_cb.engine.admission import AdmissionControl
-from mlx_cb.engine.interface import ModelInfo
+from mlx_cb.engine.interface import ModelInfo, Order, Verb
 from mlx_cb.engine.messages import (
     Abort,
     Add,
     Answer,
     Ask,
+    Command,
     FrameBuffer,
     FromWorker,
     LoadFailed,
@@ -52,6 +54,8 @@ FIRST_BACK_OFF = 0.25  # seconds before the first restart; doubled up to the las
 LAST_BACK_OFF = 30.0
 STABLE_AFTER = 60.0  # seconds of readiness after which the back-off starts anew
 STOP_TIMEOUT = 2.0  # seconds that a worker gets to end by itself
+KEPT_RESTARTS = 64
+CANCELLED = "the operator of this server has cancelled the request"
 ANSWER_TIMEOUT = 5.0  # seconds that a question may take, the current step included
 
 
@@ -63,6 +67,9 @@ class AsyncEngine:
         self.step_timeout_s = step_timeout_s
         self.num_restarts = 0
         self._streams: dict[str, OutputStream] = {}
+        self._users: dict[str, str] = {}  # of the streams
+        self._orders: list[Order] = []  # that a new worker has to be told again
+        self._restarts: deque[dict[str, Any]] = deque(maxlen=KEPT_RESTARTS)
         self._questions: dict[int, asyncio.Future[Any]] = {}
         self._question_ids = itertools.count()
         self._info: ModelInfo | None = None
@@ -74,8 +81,11 @@ class AsyncEngine:
         self._supervisor: asyncio.Task[None] | None = None
         self._last_frame = 0.0
         self._back_off = FIRST_BACK_OFF
+        self._killed_because = ""
         self._admission = AdmissionControl(
-            config.scheduler.max_num_seqs, config.scheduler.max_queue_wait_s
+            config.scheduler.max_num_seqs,
+            config.scheduler.max_queue_wait_s,
+            is_fair=config.scheduler.policy in ("continuous", "fair"),
         )
 
     async def start(self) -> None:
@@ -118,6 +128,10 @@ class AsyncEngine:
         """Process id of the worker, None while there is none."""
         return self._worker.pid if self._worker is not None else None
 
+    def check_admission(self, user: str, standing: Standing = EQUAL) -> None:
+        """Refuse before any work is done; see Engine."""
+        self._admission.check(user, standing)
+
     async def generate(
         self,
         request_id: str,
@@ -126,6 +140,7 @@ class AsyncEngine:
         *,
         user: str = "local",
         standing: Standing = EQUAL,
+        timeout_s: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Stream one generation; see Engine."""
         if not self.is_ready:
@@ -134,13 +149,14 @@ class AsyncEngine:
             )
         if request_id in self._streams:
             raise errors.InvalidRequest(f"request {request_id} is running already")
-        self._admission.check()
+        self._admission.check(user, standing)
         stream = self._streams[request_id] = OutputStream()
-        self._admission.queue(request_id, len(prompt_ids))
+        self._users[request_id] = user
+        self._admission.queue(request_id, len(prompt_ids), user, standing)
         if len(self._streams) == 1:
             self._last_frame = time.monotonic()
         try:
-            self._send(Add(request_id, list(prompt_ids), params, user, standing))
+            self._send(Add(request_id, list(prompt_ids), params, user, standing, timeout_s))
             while True:
                 output = await stream.get()
                 yield output
@@ -148,6 +164,7 @@ class AsyncEngine:
                     return
         finally:
             self._streams.pop(request_id, None)
+            self._users.pop(request_id, None)
             self._admission.leave(request_id, time.monotonic())
             if not stream.is_finished:
                 with contextlib.suppress(ConnectionError):
@@ -164,8 +181,32 @@ class AsyncEngine:
             "open_streams": len(self._streams),
             "predicted_wait_s": self._admission.predicted_wait(),
             "last_frame_age": time.monotonic() - self._last_frame if self._last_frame else None,
+            "engine_restarts": list(self._restarts),
         }
         return state | details
+
+    async def order(self, order: Order) -> dict[str, Any] | None:
+        """Carry out an operator's order; see Engine."""
+        self._remember(order)
+        if order.verb.is_cancel:
+            for request_id, stream in list(self._streams.items()):
+                if order.means(request_id, self._users[request_id]) and not stream.is_finished:
+                    stream.put(
+                        RequestOutput(request_id, finish_reason=FinishReason.ABORT, error=CANCELLED)
+                    )
+        control: dict[str, Any] | None = await self._tell(lambda number: Command(number, order))
+        return control
+
+    def _remember(self, order: Order) -> None:
+        """Keep what is in force, so that a worker that is started again is told."""
+        taken_back = [verb for verb in Verb if verb.undone_by is order.verb]
+        self._orders = [
+            other
+            for other in self._orders
+            if other.target != order.target or other.verb not in (*taken_back, order.verb)
+        ]
+        if order.verb.undone_by is not None:
+            self._orders.append(order)
 
     async def steps(self, last: int) -> list[dict[str, Any]]:
         """Newest records of the step journal; see Engine."""
@@ -180,13 +221,17 @@ class AsyncEngine:
         return await self._ask("explain", request_id)
 
     async def _ask(self, topic: str, argument: int | str | None) -> Any:
-        """Answer of the worker between two steps; None when it is down or too slow."""
+        """Answer of the worker to a question."""
+        return await self._tell(lambda number: Ask(number, topic, argument))
+
+    async def _tell(self, message: Callable[[int], Ask | Command]) -> Any:
+        """What the worker answers between two steps; None when it is down or too slow."""
         if not self._is_ready:
             return None
         question_id = next(self._question_ids)
         future = self._questions[question_id] = asyncio.get_running_loop().create_future()
         try:
-            self._send(Ask(question_id, topic, argument))
+            self._send(message(question_id))
             return await asyncio.wait_for(future, ANSWER_TIMEOUT)
         except (TimeoutError, ConnectionError):
             return None
@@ -218,10 +263,24 @@ class AsyncEngine:
             if self._load_error is not None:
                 return
             self.num_restarts += 1
+            self._note_restart()
             log.error("the engine ended; starting it again in %.2f s", self._back_off)
             await asyncio.sleep(self._back_off)
             grown = min(self._back_off * 2, LAST_BACK_OFF)
             self._back_off = FIRST_BACK_OFF if lived > STABLE_AFTER else grown
+
+    def _note_restart(self) -> None:
+        """The one act of the control loop that is the front's: its owner is the worker's parent."""
+        cause, self._killed_because = self._killed_because or "the engine ended by itself", ""
+        self._restarts.append(
+            {
+                "action": "engine restart",
+                "time": time.time(),
+                "cause": cause,
+                "alternatives": {"waiting longer": "no step can be expected of it"},
+                "back_off_s": self._back_off,
+            }
+        )
 
     async def _spawn(self) -> asyncio.StreamReader:
         ours, theirs = socket.socketpair()
@@ -240,7 +299,8 @@ class AsyncEngine:
         while True:
             await asyncio.sleep(min(1.0, self.step_timeout_s / 4))
             if self._is_stuck() and self._worker is not None:
-                log.error("no step for %.0f s with work pending", self.step_timeout_s)
+                self._killed_because = f"no step for {self.step_timeout_s:g} s with work pending"
+                log.error("%s", self._killed_because)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._worker.pid, signal.SIGKILL)
                 return
@@ -278,6 +338,8 @@ class AsyncEngine:
                     future.set_result(data)
             case Ready(info):
                 self._info, self._is_ready = info, True
+                for number, order in enumerate(self._orders):
+                    self._send(Command(-1 - number, order))  # nobody waits for these answers
                 self._ready.set()
             case LoadFailed(error, text):
                 if not self._ready.is_set():

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import psutil
-
 from mlx_cb import blas
 from mlx_cb.config import EngineConfig
 from mlx_cb.core.block_pool import BlockPool
@@ -22,12 +20,18 @@ from mlx_cb.core.kv_cache_manager import KVCacheManager
 from mlx_cb.core.outputs import RequestOutput
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
-from mlx_cb.engine.interface import ModelInfo
-from mlx_cb.engine.overview import overview
-from mlx_cb.errors import ContextLengthExceeded, InvalidRequest
+from mlx_cb.engine.checks import check_request
+from mlx_cb.engine.governor import Governor
+from mlx_cb.engine.interface import ModelInfo, Order
+from mlx_cb.engine.overview import count_users, overview
+from mlx_cb.engine.ssd_carrier import SsdCarrier, open_tier
+from mlx_cb.errors import InvalidRequest
 from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
+from mlx_cb.model.checkpoint import says_where_turns_end
 from mlx_cb.model.embedding_runner import EmbeddingRunner
 from mlx_cb.model.loader import LoadedModel, load
+from mlx_cb.model.machine_memory import Machine
+from mlx_cb.model.matmul_tiles import tile_rows
 from mlx_cb.model.memory_plan import Limits, plan_memory
 from mlx_cb.model.probe import probe
 from mlx_cb.model.proof import prove
@@ -36,8 +40,7 @@ from mlx_cb.model.runner import LaunchedStep, ModelRunner, RunnerSettings
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.standing import EQUAL, Standing
 from mlx_cb.text.tokenizer import tokenizer_file
-
-KV_MEMORY_SHARE = 0.4  # of what is available after loading, for `--kv-memory auto`
+from mlx_cb.text.turn_ending import turn_endings
 
 
 @dataclass(slots=True)
@@ -73,7 +76,20 @@ class EngineCore:
         self.cache_spec = cache_spec or probe(loaded.model, loaded.architecture)
         block_size = config.cache.block_size
         limits = Limits(block_size, config.scheduler.max_num_seqs, loaded.max_model_len)
-        plan = plan_memory(request_memory(config), self.cache_spec, limits)
+        self.machine = Machine.read()
+        memory = config.cache.kv_memory
+        if memory is None:
+            memory = self.machine.kv_memory()
+        plan = plan_memory(memory, self.cache_spec, limits)
+        settings = RunnerSettings(
+            block_size,
+            plan.num_blocks,
+            config.attention,
+            lambda: tokenizer_file(loaded.path, cache_dir()),
+        )
+        make_runner = ModelRunner if loaded.pooling is None else EmbeddingRunner
+        self.runner = make_runner(loaded, self.cache_spec, settings=settings)
+        self.ssd = open_tier(config.cache, loaded, self.cache_spec, self.runner)
         pool = BlockPool(plan.num_blocks)
         num_checkpoints = plan.num_checkpoints if config.cache.prefix_cache else 0
         checkpoints = Checkpoints(num_checkpoints) if self.cache_spec.is_recurrent else None
@@ -82,18 +98,16 @@ class EngineCore:
             block_size,
             prefix_cache=config.cache.prefix_cache,
             checkpoints=checkpoints,
-            keeps=lambda block_ids: self.runner.storage.keeps(block_ids),
+            keeps=self.runner.storage.keeps,
+            tier=self.ssd.tier if isinstance(self.ssd, SsdCarrier) else None,
         )
-        scheduling = replace(config.scheduler, max_num_seqs=plan.max_num_seqs)
+        scheduling = replace(
+            config.scheduler,
+            max_num_seqs=plan.max_num_seqs,
+            tile_rows=config.scheduler.tile_rows or tile_rows(loaded.config),
+        )
         self.scheduler = Scheduler(scheduling, kv_cache, clock=clock)
-        settings = RunnerSettings(
-            block_size,
-            pool.capacity,
-            config.attention,
-            lambda: tokenizer_file(loaded.path, cache_dir()),
-        )
-        make_runner = ModelRunner if loaded.pooling is None else EmbeddingRunner
-        self.runner = make_runner(loaded, self.cache_spec, settings=settings)
+        self.governor = Governor(self.scheduler, clock)
         pipelined = config.scheduler.pipelined
         self._pipelined = self.runner.runs_beside_host if pipelined is None else pipelined
         self.runner.forward.states.checkpoints = checkpoints
@@ -105,6 +119,9 @@ class EngineCore:
     def load(cls, config: EngineConfig) -> EngineCore:
         """Load the configured model. Raises ModelNotFound, UnsupportedModel or OutOfMemory."""
         loaded = load(config.model)
+        if not says_where_turns_end(loaded.path):
+            endings = loaded.eos_token_ids | turn_endings(loaded.path)
+            loaded = replace(loaded, eos_token_ids=endings)
         spec = prove(loaded.model, loaded.architecture, loaded.dtype)
         core = cls(config, loaded, cache_spec=spec)
         if core.runner.backend.name != "reference":
@@ -127,12 +144,27 @@ class EngineCore:
             self.step()
         self.counters = Counters()
         self.scheduler.forget_past()
+        self.governor.forget_past()
 
     @property
     def has_work(self) -> bool:
         """True while a step can make progress, or has outputs to hand out."""
         waiting = self._in_flight is not None or bool(self._pending_outputs)
         return self.scheduler.has_work or waiting
+
+    @property
+    def is_held(self) -> bool:
+        """True while there is work, but an operator has paused all of it."""
+        is_empty = self._in_flight is None and not self._pending_outputs
+        return is_empty and self.scheduler.is_held
+
+    def idle(self) -> bool:
+        """Do a little of what can wait; True while there is more. For when `has_work` is False."""
+        return self.ssd.write_behind(self.scheduler.kv_cache.pool.find)
+
+    def close(self, patience: float = 1.0) -> None:
+        """Write what is only in memory to the SSD tier, for at most `patience` seconds."""
+        self.ssd.close(patience, self.scheduler.kv_cache.pool.find)
 
     def add(
         self,
@@ -141,52 +173,35 @@ class EngineCore:
         params: SamplingParams,
         user: str = "local",
         standing: Standing = EQUAL,
+        timeout_s: float | None = None,
     ) -> Request:
-        """Accept a request; it joins at the next step.
+        """Accept a request; it joins at the next step, and ends `timeout_s` from now at the latest.
 
         Raises InvalidRequest or ContextLengthExceeded for what can never be served.
         """
         room = self.max_request_tokens - len(prompt_ids)
-        self._check(prompt_ids, params, room)
+        if self.loaded.pooling is not None and params.max_tokens != 0:
+            raise InvalidRequest("an embedding model generates no text", param="model")
+        check_request(prompt_ids, params, self.vocab_size, self.max_request_tokens)
         params = params.with_defaults(self.loaded.generation_defaults)
-        seed = params.seed if params.seed is not None else secrets.randbits(64)
+        now = self._clock()
         request = Request(
             request_id=request_id,
             token_ids=list(prompt_ids),
             params=params,
             max_output_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             eos_token_ids=self.loaded.eos_token_ids,
-            seed=seed,
+            seed=secrets.randbits(64) if params.seed is None else params.seed,
             user=user,
             standing=standing,
-            arrival_time=self._clock(),
+            arrival_time=now,
             cache_salt=user.encode(),
+            deadline=None if timeout_s is None else now + timeout_s,
         )
         self.runner.prepare(request)
         self.scheduler.add(request)
         self.counters.prompt_tokens += len(prompt_ids)
         return request
-
-    def _check(self, prompt_ids: Sequence[int], params: SamplingParams, room: int) -> None:
-        vocab_size = self.vocab_size
-        if self.loaded.pooling is not None and params.max_tokens != 0:
-            raise InvalidRequest("an embedding model generates no text", param="model")
-        if not prompt_ids:
-            raise InvalidRequest("the prompt is empty", param="prompt")
-        if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab_size:
-            raise InvalidRequest(f"a prompt token id is not below {vocab_size}", param="prompt")
-        for token_id, _ in params.logit_bias:
-            if token_id >= vocab_size:
-                raise InvalidRequest(
-                    f"logit_bias names token {token_id}; the vocabulary has {vocab_size}",
-                    param="logit_bias",
-                )
-        if room < 1:
-            raise ContextLengthExceeded(
-                f"the prompt has {len(prompt_ids)} tokens and at most "
-                f"{self.max_request_tokens - 1} fit",
-                param="prompt",
-            )
 
     def abort(self, request_id: str) -> None:
         """End a request; its blocks are free for the next step."""
@@ -194,9 +209,15 @@ class EngineCore:
         if output is not None:
             self._pending_outputs.append(output)
 
+    def order(self, order: Order) -> None:
+        """Carry out an operator's order."""
+        for request_id in self.governor.order(order):
+            self.abort(request_id)
+
     def step(self) -> list[RequestOutput]:
         """Advance every running request by one token; returns what is new."""
         outputs, self._pending_outputs = self._pending_outputs, []
+        outputs += self.scheduler.expire()
         self.last_measured = None
         outputs += self._step_ahead() if self._pipelined else self._step_plainly()
         for output in outputs:
@@ -225,10 +246,14 @@ class EngineCore:
         return outputs
 
     def _launch(self, previous: LaunchedStep | None) -> LaunchedStep | None:
+        self.ssd.take_events()
         plan = self.scheduler.schedule()
-        if plan.is_empty:
-            return None
         try:
+            self.ssd.carry_out(plan)
+            if plan.is_empty:
+                if previous is None:
+                    self.ssd.wait()
+                return None
             return self.runner.launch(plan, previous)
         except Exception as error:
             self._pending_outputs += self._fail(error, plan)
@@ -243,7 +268,9 @@ class EngineCore:
         self.last_measured = step.plan.record
         self.counters.steps += 1
         self.counters.generated_tokens += len(sampled)
-        return self.scheduler.update(step.plan, sampled, seconds)
+        outputs = self.scheduler.update(step.plan, sampled, seconds)
+        self.governor.saw(step.plan)
+        return outputs
 
     def _fail(self, error: Exception, plan: Any) -> list[RequestOutput]:
         """A step went wrong: its requests end with an error; the others start over from scratch.
@@ -251,6 +278,7 @@ class EngineCore:
         The arrays behind the blocks may be broken, so nothing that was in them is kept.
         """
         self.counters.failed_steps += 1
+        self.governor.failed()
         outputs = self.scheduler.fail(plan, f"step {plan.record.step} failed: {error}")
         if self._in_flight is not None and self._in_flight.plan is not plan:
             outputs += self.scheduler.fail(self._in_flight.plan, "the step before it failed")
@@ -297,11 +325,6 @@ class EngineCore:
         """Engine, blocks, queue and users, JSON-ready. Times in seconds, memory in bytes."""
         scheduler = self.scheduler
         pool, storage = scheduler.kv_cache.pool, self.runner.storage
-        users: dict[str, dict[str, int]] = {}
-        for request in scheduler.requests.values():
-            counts = users.setdefault(request.user, {"waiting": 0, "running": 0})
-            is_waiting = request.request_id in scheduler.waiting
-            counts["waiting" if is_waiting else "running"] += 1
         base, per_row, per_context = (
             scheduler.cost_model.base,
             scheduler.cost_model.per_row,
@@ -324,17 +347,13 @@ class EngineCore:
                 "in_memory": storage.num_blocks,
                 "evictions": pool.num_evictions,
             },
-            "memory": {
-                "weights": self.loaded.weights_bytes,
-                "kv": storage.nbytes,
-                "kv_used": pool.num_used * storage.bytes_per_block,
-                "kinds": [asdict(kind) for kind in layer_kinds(self.cache_spec)],
-                "window_places": {str(w): b.num_places for w, b in storage.windows.items()},
-                "states": self.runner.forward.states.nbytes,
-                "state_per_request": self.cache_spec.state_bytes,
-                "checkpoints": scheduler.kv_cache.num_checkpoints * self.cache_spec.state_bytes,
-                **self.runner.memory_usage(),
+            "memory": self._memory_status(),
+            "ladder": {
+                "evicted_blocks": pool.num_evictions,
+                "restored_tokens": scheduler.restoring.num_tokens,
+                **asdict(scheduler.ladder),
             },
+            "ssd": self.ssd.status(),
             "prefix_cache": {
                 "queried_tokens": scheduler.kv_cache.stats.queried_tokens,
                 "hit_tokens": scheduler.kv_cache.stats.hit_tokens,
@@ -350,13 +369,24 @@ class EngineCore:
                 "generated": self.counters.generated_tokens,
             },
             "policy": self.config.scheduler.policy,
-            "users": users,
+            "users": count_users(scheduler),
             "machine_seconds": dict(scheduler.service),
+            "control": self.governor.as_dict(),
         }
 
-
-def request_memory(config: EngineConfig) -> int:
-    """Bytes that requests may take beside the weights."""
-    if config.cache.kv_memory is not None:
-        return config.cache.kv_memory
-    return int(psutil.virtual_memory().available * KV_MEMORY_SHARE)
+    def _memory_status(self) -> dict[str, Any]:
+        pool, storage = self.scheduler.kv_cache.pool, self.runner.storage
+        num_checkpoints = self.scheduler.kv_cache.num_checkpoints
+        return {
+            "weights": self.loaded.weights_bytes,
+            "kv": storage.nbytes,
+            "kv_used": pool.num_used * storage.bytes_per_block,
+            "kinds": [asdict(kind) for kind in layer_kinds(self.cache_spec)],
+            "window_places": {str(w): b.num_places for w, b in storage.windows.items()},
+            "states": self.runner.forward.states.nbytes,
+            "state_per_request": self.cache_spec.state_bytes,
+            "checkpoints": num_checkpoints * self.cache_spec.state_bytes,
+            "buffers": self.runner.num_buffers,
+            "max_buffers": self.machine.max_buffers,
+            **self.runner.memory_usage(),
+        }

@@ -230,12 +230,13 @@ class LLM:
                     core.abort(delta.request_id)
         for running in self._running.values():
             running.end(EngineDead("the LLM was closed"))
+        core.close()
 
     def _take_calls(self, core: EngineCore) -> bool:
         """Run what other threads ask for; waits for it when there is nothing else to do."""
         while True:
             try:
-                call = self._calls.get(block=not core.has_work)
+                call = self._calls.get(block=not core.has_work and not core.idle())
             except queue.Empty:
                 return True
             if call is None:

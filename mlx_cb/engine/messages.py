@@ -13,7 +13,7 @@ import msgspec
 
 from mlx_cb.config import EngineConfig
 from mlx_cb.core.outputs import RequestOutput
-from mlx_cb.engine.interface import ModelInfo
+from mlx_cb.engine.interface import ModelInfo, Order
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.standing import EQUAL, Standing
 
@@ -34,6 +34,7 @@ class Add(msgspec.Struct, tag=True):
     params: SamplingParams
     user: str
     standing: Standing = EQUAL
+    timeout_s: float | None = None
 
 
 class Abort(msgspec.Struct, tag=True):
@@ -48,6 +49,13 @@ class Ask(msgspec.Struct, tag=True):
     question_id: int
     topic: str
     argument: int | str | None = None
+
+
+class Command(msgspec.Struct, tag=True):
+    """An operator's order; answered with the control's state."""
+
+    question_id: int
+    order: Order
 
 
 class Stop(msgspec.Struct, tag=True):
@@ -89,13 +97,13 @@ class Refused(msgspec.Struct, tag=True):
 
 
 class Answer(msgspec.Struct, tag=True):
-    """Reply to an Ask."""
+    """Reply to an Ask or a Command."""
 
     question_id: int
     data: Any
 
 
-ToWorker = Start | Add | Abort | Ask | Stop
+ToWorker = Start | Add | Abort | Ask | Command | Stop
 FromWorker = Ready | LoadFailed | StepOutputs | Refused | Answer
 
 _encoder = msgspec.msgpack.Encoder()
@@ -142,17 +150,18 @@ class WorkerChannel:
         self._connection = connection
         self._buffer = FrameBuffer()
 
-    def receive(self, *, wait: bool) -> list[ToWorker]:
-        """Messages that are there; with `wait`, at least one unless the front is gone.
+    def receive(self, *, wait: bool, timeout_s: float | None = None) -> list[ToWorker]:
+        """Messages that are there; with `wait`, at least one unless the front is gone, or the
+        time is over.
 
         Raises EOFError when the front has closed its end.
         """
         messages: list[ToWorker] = []
         while True:
-            self._connection.setblocking(wait and not messages)
+            self._connection.settimeout(timeout_s if wait and not messages else 0.0)
             try:
                 data = self._connection.recv(1 << 20)
-            except BlockingIOError:
+            except (BlockingIOError, TimeoutError):
                 return messages
             if not data:
                 raise EOFError("the front has closed the channel")

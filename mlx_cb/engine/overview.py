@@ -44,6 +44,15 @@ def overview(scheduler: Scheduler, now: float, after: int) -> dict[str, Any]:
     }
 
 
+def count_users(scheduler: Scheduler) -> dict[str, dict[str, int]]:
+    """Unfinished requests of each user, waiting and running."""
+    users: dict[str, dict[str, int]] = {}
+    for request in scheduler.requests.values():
+        counts = users.setdefault(request.user, {"waiting": 0, "running": 0})
+        counts["waiting" if request.request_id in scheduler.waiting else "running"] += 1
+    return users
+
+
 def _steps(scheduler: Scheduler, after: int) -> list[list[float | int | None]]:
     found: list[list[float | int | None]] = []
     for record in reversed(scheduler.journal.records):

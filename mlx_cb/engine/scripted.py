@@ -15,14 +15,15 @@ import tempfile
 import time
 from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from mlx_cb.core.outputs import FinishReason, RequestOutput, TokenLogprobs
-from mlx_cb.engine.interface import ModelInfo
+from mlx_cb.engine.interface import ModelInfo, Order
+from mlx_cb.engine.played import Orders, Played
 from mlx_cb.engine.script import Reply, Script, ScriptToken
 from mlx_cb.engine.scripted_model import (
     CONTROL_TOKENS,
@@ -36,24 +37,7 @@ from mlx_cb.standing import EQUAL, Standing
 
 _NEVER = -9999.0
 _REMEMBERED = 1000
-
-
-@dataclass(slots=True)
-class Played:
-    """The life of one request; times in seconds since the epoch."""
-
-    request_id: str
-    user: str
-    num_prompt_tokens: int
-    params: SamplingParams
-    queued_at: float
-    standing: Standing = EQUAL
-    status: str = "waiting"
-    admitted_at: float | None = None
-    first_token_at: float | None = None
-    finished_at: float | None = None
-    finish_reason: str | None = None
-    num_tokens: int = 0
+_TICK_S = 0.01  # how soon a paused reply notices that it may go on
 
 
 class ScriptedEngine:
@@ -78,6 +62,7 @@ class ScriptedEngine:
         self._started = time.time()
         self._is_ready = False
         self._loading: asyncio.Task[None] | None = None
+        self._orders = Orders()
 
     async def start(self) -> None:
         """Return at once; ready after the script's `load_s`."""
@@ -131,6 +116,9 @@ class ScriptedEngine:
             hidden_size=self.script.embedding_size or 0,
         )
 
+    def check_admission(self, user: str, standing: Standing = EQUAL) -> None:
+        """A script refuses by its replies alone."""
+
     async def generate(
         self,
         request_id: str,
@@ -139,6 +127,7 @@ class ScriptedEngine:
         *,
         user: str = "local",
         standing: Standing = EQUAL,
+        timeout_s: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Play the first reply that fits."""
         if not self._is_ready:
@@ -155,12 +144,15 @@ class ScriptedEngine:
                 params,
                 queued_at=time.time(),
                 standing=standing,
+                ends_at=None if timeout_s is None else time.time() + timeout_s,
             )
         )
         try:
             async with self._slots:
                 played.status, played.admitted_at = "running", time.time()
-                await asyncio.sleep(reply.prefill_s)
+                if await self._is_over_after(played, reply.prefill_s):
+                    yield self._end(played, self._over(played), {})
+                    return
                 played.first_token_at = time.time()
                 if size is not None:
                     yield self._embedded(played, prompt_ids, size)
@@ -202,7 +194,9 @@ class ScriptedEngine:
             played.num_tokens += 1
             yield RequestOutput(played.request_id, [token_id], scores, **first)
             first.pop("prompt_logprobs", None)
-            await asyncio.sleep(reply.delay_s)
+            if await self._is_over_after(played, reply.delay_s):
+                yield self._end(played, self._over(played), first)
+                return
         if reply.finish == "error":
             yield self._end(played, FinishReason.ERROR, first)
         elif played.num_tokens >= limit:
@@ -220,8 +214,23 @@ class ScriptedEngine:
 
     def _end(self, played: Played, reason: FinishReason, first: dict[str, Any]) -> RequestOutput:
         played.finish_reason = reason.value
-        error = "the script ends in an error" if reason is FinishReason.ERROR else None
+        error = _END_ERRORS.get(reason)
         return RequestOutput(played.request_id, finish_reason=reason, error=error, **first)
+
+    async def _is_over_after(self, played: Played, seconds: float) -> bool:
+        """Pass the time, and what a pause adds; True when the reply is to end before its end."""
+        if played.ends_at is not None:
+            seconds = min(seconds, max(0.0, played.ends_at - time.time()))
+        await asyncio.sleep(seconds)
+        while self._orders.hold(played):
+            if played.is_late or played.is_cancelled:
+                break
+            await asyncio.sleep(_TICK_S)
+        return played.is_late or played.is_cancelled
+
+    @staticmethod
+    def _over(played: Played) -> FinishReason:
+        return FinishReason.ABORT if played.is_cancelled else FinishReason.DEADLINE
 
     def _tokens(self, reply: Reply, *, endless: bool) -> Iterator[ScriptToken]:
         tokens = reply.script_tokens()
@@ -288,8 +297,18 @@ class ScriptedEngine:
                 "decoding": states.count("running"),
                 "preemptions": 0,
             },
+            "control": self._orders.as_dict(),
             "machine_seconds": dict(self._machine_seconds),
         }
+
+    async def order(self, order: Order) -> dict[str, Any]:
+        """Freeze nothing, pause and cancel replies."""
+        self._orders.take(order)
+        if order.verb.is_cancel:
+            for played in self.played.values():
+                if order.means(played.request_id, played.user):
+                    played.is_cancelled = True
+        return self._orders.as_dict()
 
     async def steps(self, last: int) -> list[dict[str, Any]]:
         """A script has no steps."""
@@ -342,3 +361,9 @@ def _refusal(reply: Reply) -> MlxCbError:
     if reply.refuse == 503:
         return EngineDead("the script refuses: engine down", retry_after=reply.retry_after)
     return InvalidRequest("the script refuses this prompt")
+
+
+_END_ERRORS = {
+    FinishReason.ERROR: "the script ends in an error",
+    FinishReason.ABORT: "the operator of this server has cancelled the request",
+}

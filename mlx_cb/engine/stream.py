@@ -21,7 +21,9 @@ class OutputStream:
         self._arrived = asyncio.Event()
 
     def put(self, output: RequestOutput) -> None:
-        """Add an output behind what is still unread."""
+        """Add an output behind what is still unread; what comes after the end is dropped."""
+        if self.is_finished:
+            return
         self.is_finished = self.is_finished or output.finish_reason is not None
         self._pending = output if self._pending is None else merge(self._pending, output)
         self._arrived.set()

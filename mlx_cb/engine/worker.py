@@ -18,6 +18,7 @@ from mlx_cb.engine.messages import (
     Add,
     Answer,
     Ask,
+    Command,
     LoadFailed,
     Ready,
     Refused,
@@ -31,6 +32,9 @@ from mlx_cb.errors import MlxCbError
 from mlx_cb.model.light_import import skip_mlx_lm_init
 
 log = logging.getLogger("mlx_cb.engine")
+
+
+HELD_S = 0.5  # how often paused requests are looked after: their deadlines, and a sign of life
 
 
 class Worker:
@@ -56,8 +60,16 @@ class Worker:
         gc.collect()
         gc.freeze()
         self._channel.send(Ready(self._core.info()))
+        try:
+            self._serve()
+        finally:
+            self._core.close()
+
+    def _serve(self) -> None:
         while not self._stopping:
-            for message in self._channel.receive(wait=not self._core.has_work):
+            is_held = self._core.is_held
+            wait = is_held or (not self._core.has_work and not self._core.idle())
+            for message in self._channel.receive(wait=wait, timeout_s=HELD_S if is_held else None):
                 self._take(message)
             if self._core.has_work:
                 outputs = self._core.step()
@@ -75,6 +87,9 @@ class Worker:
                 self._core.abort(request_id)
             case Ask(question_id, topic, argument):
                 self._channel.send(Answer(question_id, self._answer(topic, argument)))
+            case Command(question_id, order):
+                self._core.order(order)
+                self._channel.send(Answer(question_id, self._core.governor.as_dict()))
             case Stop():
                 self._stopping = True
             case Start():
@@ -88,6 +103,7 @@ class Worker:
                 message.params,
                 message.user,
                 message.standing,
+                message.timeout_s,
             )
         except MlxCbError as error:
             self._channel.send(

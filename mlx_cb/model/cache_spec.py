@@ -84,6 +84,11 @@ class CacheSpec:
         return found
 
     @property
+    def num_state_arrays(self) -> int:
+        """Arrays that one request's recurrent layers remember, each a buffer of its own."""
+        return sum(len(c.cache) for c in leaves(self.caches) if isinstance(c, ArraysCache))
+
+    @property
     def is_recurrent(self) -> bool:
         """True when a position cannot be taken up from keys and values alone."""
         return any(isinstance(cache, ArraysCache) for cache in leaves(self.caches))

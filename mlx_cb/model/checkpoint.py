@@ -80,6 +80,14 @@ def eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
     return frozenset(found)
 
 
+def says_where_turns_end(folder: Path) -> bool:
+    """True when the makers list the endings, or the template has markers that are known."""
+    if "eos_token_id" in read_json(folder / "generation_config.json"):
+        return True
+    template = _chat_template(folder, read_json(folder / "tokenizer_config.json"))
+    return any(name in template for name in (*_TURN_ENDINGS, _HARMONY))
+
+
 def _added_ids(folder: Path, tokenizer: dict[str, Any]) -> dict[str, int]:
     file = folder / "tokenizer.json"
     if file.is_file():

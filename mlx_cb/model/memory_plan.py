@@ -13,6 +13,8 @@ STATE_COPIES = 2
 MAX_STATE_SHARE = 0.5
 #: Share of the memory that saved states may take.
 CHECKPOINT_SHARE = 0.15
+#: Most live buffers of saved states: on Metal, MLX gives up at 499,000 of all kinds together.
+CHECKPOINT_BUFFERS = 150_000
 #: Tokens of one step's chunks, all of which need a place in every window at once.
 CHUNK_TOKENS = 2048
 
@@ -52,7 +54,10 @@ def plan_memory(memory: int, spec: CacheSpec, limits: Limits) -> MemoryPlan:
     if per_request:
         affordable = int(memory * MAX_STATE_SHARE) // per_request
         max_num_seqs = min(limits.max_num_seqs, affordable)
-        num_checkpoints = int(memory * CHECKPOINT_SHARE) // spec.state_bytes
+        num_checkpoints = min(
+            int(memory * CHECKPOINT_SHARE) // spec.state_bytes,
+            CHECKPOINT_BUFFERS // max(1, spec.num_state_arrays),
+        )
     else:
         max_num_seqs = limits.max_num_seqs
     left = memory - per_request * max_num_seqs - spec.state_bytes * num_checkpoints

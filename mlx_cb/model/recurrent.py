@@ -151,6 +151,12 @@ class RecurrentStates:
         """Bytes of the running requests' states; saved ones are counted as checkpoints."""
         return sum(array.nbytes for array in _arrays(self._rows.values()))
 
+    @property
+    def num_buffers(self) -> int:
+        """Arrays that are kept, those of checkpoints included."""
+        saved = 0 if self.checkpoints is None else len(self.checkpoints)
+        return len(self.arrays()) + saved * sum(self._sizes)
+
     def clear(self) -> None:
         """Forget all states, checkpoints too."""
         self._rows.clear()

@@ -9,12 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten
 
+from mlx_cb.attention.block_bytes import BlockBytes
 from mlx_cb.attention.kernels import launch_metal
 from mlx_cb.attention.kv_storage import KVStorage
 from mlx_cb.attention.select import make_backend, runs_on_metal
@@ -111,13 +114,23 @@ class ModelRunner:
         """False on MLX's CPU backend: there launching a step takes nearly as long as the step."""
         return not self._on_cpu
 
+    @cached_property
+    def block_bytes(self) -> BlockBytes:
+        """Whole blocks as bytes, for models whose blocks are all there is to a prefix."""
+        return BlockBytes(self.storage)
+
+    def restore_blocks(self, num_blocks: int, contents: dict[int, bytes]) -> None:
+        """Put contents into blocks by id, all below `num_blocks`."""
+        self._ensure_blocks(num_blocks)
+        self.block_bytes.copy_in(list(contents), list(contents.values()))
+
     def launch(self, plan: SchedulerOutput, previous: LaunchedStep | None) -> LaunchedStep:
         """Start a step; returns before it has run.
 
         `previous` is the launched, uncollected step whose tokens this one continues.
         """
         launched = time.perf_counter()
-        self._ensure_blocks(plan)
+        self._ensure_blocks(plan.num_blocks)
         self._window_places.prepare(plan)
         unread = previous.unread() if previous is not None else None
         batch = ForwardBatch.build(plan, self.storage.block_size, unread)
@@ -148,11 +161,11 @@ class ModelRunner:
             return None
         return self._choose_on_device(sampler.adjust(sampled, rows, mx), rows)
 
-    def _ensure_blocks(self, plan: SchedulerOutput) -> None:
+    def _ensure_blocks(self, num_blocks: int) -> None:
         have = self.storage.num_blocks
-        if plan.num_blocks > have:
-            wanted = max(plan.num_blocks, int(have * GROWTH), have + MIN_GROWTH)
-            self.storage.resize(max(plan.num_blocks, min(wanted, self.max_blocks)))
+        if num_blocks > have:
+            wanted = max(num_blocks, int(have * GROWTH), have + MIN_GROWTH)
+            self.storage.resize(max(num_blocks, min(wanted, self.max_blocks)))
 
     def collect(self, step: LaunchedStep) -> tuple[list[SampledToken], float]:
         """Wait for a step; returns one token per `plan.sampling()` and the seconds it took."""
@@ -233,3 +246,9 @@ class ModelRunner:
     def memory_usage(self) -> dict[str, int]:
         """Bytes that MLX holds now, and the most it ever held."""
         return {"active": mx.get_active_memory(), "peak": mx.get_peak_memory()}
+
+    @property
+    def num_buffers(self) -> int:
+        """Live buffers that are kept between steps: weights, blocks, states and saved states."""
+        weights: Any = tree_flatten(self.model.parameters())
+        return len(weights) + len(self.storage.arrays()) + self.forward.states.num_buffers

@@ -25,6 +25,22 @@ class DayUsedUp(Overloaded):
     code = "insufficient_quota"
 
 
+SMOOTHING = 0.2  # weight of a new measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What holds for every user.
+
+    Attributes:
+        longest_wait_s: that an answer waits for a place among its user's.
+        max_queued: generations of one user that may wait for their first token; None for any.
+    """
+
+    longest_wait_s: float
+    max_queued: int | None = None
+
+
 @dataclass(slots=True)
 class _Open:
     """One user's open answers, and those that wait for a place, first come first served."""
@@ -32,6 +48,12 @@ class _Open:
     generations: set[Generation] = field(default_factory=set)
     waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
     running: int = 0
+
+    @property
+    def queued(self) -> int:
+        """Generations without a first token."""
+        begun = sum(g.places for g in self.generations if g.first_token_s is None)
+        return begun + sum(size for size, turn in self.waiting if not turn.done())
 
     def wake(self, limit: int | None) -> None:
         """Let as many in as there are places for."""
@@ -55,23 +77,25 @@ class _Open:
 class Accounts:
     """All users' open answers."""
 
-    def __init__(self, usage: Usage, longest_wait_s: float) -> None:
+    def __init__(self, usage: Usage, limits: Limits) -> None:
         self.usage = usage
-        self._longest_wait_s = longest_wait_s
+        self._limits = limits
         self._open: dict[str, _Open] = {}
+        self._first_token_s = 1.0  # moving average over all users
 
     @contextlib.asynccontextmanager
     async def place_for(self, user: User, generation: Generation) -> AsyncIterator[None]:
         """Hold a place while an answer is made, and record what it took.
 
-        Raises DayUsedUp, Overloaded after too long a wait, InvalidRequest for more choices than
-        the user may ever have at once.
+        Raises DayUsedUp, Overloaded for too long a queue or wait, DeadlineExceeded, InvalidRequest
+        for more choices than the user may ever have at once.
         """
         await self._check_day(user)
         mine = self._open.setdefault(user.name, _Open())
         size = generation.places
         try:
-            await self._enter(user, mine, size)
+            self._check_queue(user, mine, size)
+            await self._enter(user, mine, generation)
             started = time.monotonic()
             mine.generations.add(generation)
             try:
@@ -79,11 +103,32 @@ class Accounts:
             finally:
                 mine.running -= size
                 mine.generations.discard(generation)
+                if (first := generation.first_token_s) is not None:
+                    self._first_token_s += SMOOTHING * (first - self._first_token_s)
                 self._record(user.name, generation, time.monotonic() - started)
                 mine.wake(user.max_running)
         finally:
             if not mine.generations and not mine.waiting and not mine.running:
                 self._open.pop(user.name, None)
+
+    def _check_queue(self, user: User, mine: _Open, size: int) -> None:
+        caps = {
+            f"max_queued of {user.name}": user.max_queued,
+            "--max-queued-per-user of this server": self._limits.max_queued,
+        }
+        known = {name: most for name, most in caps.items() if most is not None}
+        if not known:
+            return
+        name = min(known, key=lambda name: known[name])
+        queued, most = mine.queued, known[name]
+        if queued + size <= most:
+            return
+        # The queue moves on by one in the time that one waits, divided by those who wait.
+        raise Overloaded(
+            f"{queued} requests of {user.name} wait for their first token and at most {most} may "
+            f"({name}); try again when one of them has begun",
+            retry_after=max(1.0, self._first_token_s / max(1, queued)),
+        )
 
     async def _check_day(self, user: User) -> None:
         if user.daily_tokens is None:
@@ -110,8 +155,8 @@ class Accounts:
         usages = [g.usage for g in mine.generations] if mine is not None else []
         return recorded + sum(u.prompt_tokens + u.completion_tokens for u in usages)
 
-    async def _enter(self, user: User, mine: _Open, size: int) -> None:
-        limit = user.max_running
+    async def _enter(self, user: User, mine: _Open, generation: Generation) -> None:
+        limit, size = user.max_running, generation.places
         if limit is not None and size > limit:
             raise InvalidRequest(
                 f"{size} choices at once are more than the {limit} that {user.name} may have",
@@ -121,13 +166,16 @@ class Accounts:
         mine.waiting.append((size, turn))
         mine.wake(limit)
         has_place = False
+        longest = self._limits.longest_wait_s
         try:
-            await asyncio.wait_for(asyncio.shield(turn), self._longest_wait_s)
+            left = generation.remaining_s()
+            await asyncio.wait_for(asyncio.shield(turn), min(longest, left or longest))
             has_place = True
         except TimeoutError:
+            generation.remaining_s()  # raises when it was the client's own time that is over
             raise Overloaded(
                 f"{user.name} has {limit} answers open, the most that are made at once; "
-                f"this one waited {self._longest_wait_s:.0f} s",
+                f"this one waited {longest:.0f} s",
                 retry_after=5.0,
             ) from None
         finally:

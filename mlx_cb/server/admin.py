@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from mlx_cb.server.control_routes import control_state
 from mlx_cb.server.front import Front
 from mlx_cb.server.users import User
 from mlx_cb.server.views import status_for, steps_for, story_for
@@ -30,12 +31,15 @@ def routes(front: Front) -> list[BaseRoute]:
     async def health(request: Request) -> Response:
         if front.is_ready:
             return _json({"status": "ok"})
-        status = "closing" if front.is_closing else "loading or restarting"
+        status = "loading or restarting"
+        if front.is_closing or front.is_draining:
+            status = "closing" if front.is_closing else "draining"
         return _json({"status": status}, 503, {"retry-after": "1"})
 
     async def status(request: Request) -> Response:
         user: User = request.state.account
-        engine = status_for(user, await front.engine.status())
+        whole = await front.engine.status()
+        engine = status_for(user, whole | {"control": control_state(front, whole)})
         if not user.is_admin:
             return _json({"model": front.served_name, **engine})
         answers = {"open": len(front.open_answers), "closing": front.is_closing}

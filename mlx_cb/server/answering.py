@@ -31,6 +31,7 @@ from mlx_cb.server.streaming import (
     send_whole,
     start_stream,
 )
+from mlx_cb.server.terms import terms_for
 from mlx_cb.server.users import User
 
 _log = logging.getLogger("mlx_cb.server")
@@ -105,7 +106,9 @@ class Endpoint:
         user: User = scope["state"]["account"]
         generation: Generation | None = None
         try:
-            generation = await self._front.prepare(given, request_id, user)
+            terms = terms_for(scope["headers"], user, self._front.config)
+            self._front.check_open(user, terms)
+            generation = await self._front.prepare(given, request_id, user, terms)
             scope["state"]["generation"] = generation
             async with self._front.accounts.place_for(user, generation):
                 await generation.start()
@@ -156,7 +159,12 @@ class Endpoint:
 
 
 class JsonEndpoint:
-    """An ASGI application that answers a body with a body, without the engine."""
+    """An ASGI application that answers a body with a body, without the engine.
+
+    `stream_media_type` names what an answer in lines is sent as, for the API's description.
+    """
+
+    stream_media_type: str | None = None
 
     def __init__(
         self,
@@ -186,7 +194,10 @@ class JsonEndpoint:
 
 
 def error_headers(error: MlxCbError) -> tuple[tuple[bytes, bytes], ...]:
-    """`Retry-After` in whole seconds; every 429 and 503 has one, or some clients give up."""
+    """`Retry-After` in whole seconds; every 429 and 503 has one, or some clients give up.
+
+    `retry-after-ms` says the same without rounding; OpenAI's clients read it first.
+    """
     if error.status == 415:
         return ((b"accept-encoding", ", ".join(ENCODINGS).encode()),)
     seconds = error.retry_after
@@ -194,7 +205,10 @@ def error_headers(error: MlxCbError) -> tuple[tuple[bytes, bytes], ...]:
         seconds = 1.0
     if seconds is None:
         return ()
-    return ((b"retry-after", str(max(1, math.ceil(seconds))).encode()),)
+    return (
+        (b"retry-after", str(max(1, math.ceil(seconds))).encode()),
+        (b"retry-after-ms", str(max(1, math.ceil(seconds * 1000))).encode()),
+    )
 
 
 def _closing() -> MlxCbError:

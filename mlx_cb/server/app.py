@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from mlx_cb.errors import MlxCbError
 from mlx_cb.server import (
     admin,
+    control_routes,
     dialects,
     openapi,
     operator_routes,
@@ -34,6 +35,7 @@ def all_routes(front: Front) -> list[BaseRoute]:
         *usage_routes.routes(front),
         *sign_in_routes.routes(front),
         *operator_routes.routes(front),
+        *control_routes.routes(front),
     ]
     return [*described, *openapi.routes(described, dialects.error_type)]
 

@@ -13,9 +13,15 @@ from pathlib import Path, PurePosixPath
 
 from mlx_cb.config import ServerConfig
 from mlx_cb.engine.interface import Engine, ModelInfo
-from mlx_cb.errors import ContextLengthExceeded, EngineDead, InvalidRequest, ModelNotFound
+from mlx_cb.errors import (
+    ContextLengthExceeded,
+    Draining,
+    EngineDead,
+    InvalidRequest,
+    ModelNotFound,
+)
 from mlx_cb.sampling_params import SamplingParams
-from mlx_cb.server.accounts import Accounts
+from mlx_cb.server.accounts import Accounts, Limits
 from mlx_cb.server.doors import Doors
 from mlx_cb.server.generate_input import GenerateInput, PromptInput
 from mlx_cb.server.generation import Choice, Generation
@@ -23,6 +29,7 @@ from mlx_cb.server.log_tail import LogTail
 from mlx_cb.server.machine_time import MachineTime
 from mlx_cb.server.metrics import Metrics
 from mlx_cb.server.structured import beside_calls, forced_call_grammar, with_grammar
+from mlx_cb.server.terms import Terms
 from mlx_cb.server.tool_choice import ToolChoice
 from mlx_cb.server.transcript import Transcript
 from mlx_cb.server.usage import Usage
@@ -37,6 +44,8 @@ from mlx_cb.text.sections import OutputFormat
 
 # Encoding fewer characters than this takes less time than moving it to a thread.
 _SHORT_PROMPT = 4000
+# A drained server is as a rule started anew, which nobody here can know the time of.
+DRAINING_RETRY_S = 30.0
 
 
 class PromptTooLong(ContextLengthExceeded):
@@ -60,7 +69,8 @@ class Front:
         self.config = config
         self.metrics = Metrics()
         usage = Usage(config.usage_file)
-        self.accounts = Accounts(usage, config.engine.scheduler.max_queue_wait_s)
+        limits = Limits(config.engine.scheduler.max_queue_wait_s, config.max_queued_per_user)
+        self.accounts = Accounts(usage, limits)
         self.log_tail = LogTail()
         self.log_tail.install()
         self.machine_time = MachineTime(engine, usage)
@@ -68,6 +78,7 @@ class Front:
         self.doors = None if config.keys_file is None else Doors.at(config.keys_file)
         self.open_answers: set[asyncio.Task[None]] = set()
         self.is_closing = False
+        self.is_draining = False
         self._text: ModelText | None = None
         self._encoders = ThreadPoolExecutor(2, thread_name_prefix="encode")
 
@@ -86,7 +97,21 @@ class Front:
     @property
     def is_ready(self) -> bool:
         """True while requests can be served."""
-        return self.engine.is_ready and self._text is not None and not self.is_closing
+        is_open = not (self.is_closing or self.is_draining)
+        return self.engine.is_ready and self._text is not None and is_open
+
+    def check_open(self, user: User, terms: Terms) -> None:
+        """Refuse what would be refused anyway, before any work is done for it.
+
+        Raises Draining, Overloaded.
+        """
+        if self.is_draining:
+            raise Draining(
+                "the operator is draining this server: it finishes what it has and takes nothing "
+                "new",
+                retry_after=DRAINING_RETRY_S,
+            )
+        self.engine.check_admission(user.name, terms.standing)
 
     @property
     def text(self) -> ModelText:
@@ -123,10 +148,12 @@ class Front:
             )
         return self.served_name
 
-    async def prepare(self, given: GenerateInput, request_id: str, user: User) -> Generation:
+    async def prepare(
+        self, given: GenerateInput, request_id: str, user: User, terms: Terms
+    ) -> Generation:
         """Encode and check all that can be checked; nothing runs yet.
 
-        Raises InvalidRequest, ContextLengthExceeded, EngineDead.
+        Raises InvalidRequest, ContextLengthExceeded, LimitExceeded, EngineDead.
         """
         text = self.text
         if self.model_info.pooling is not None and not given.is_embedding:
@@ -138,7 +165,11 @@ class Front:
         self._check_ids(given)
         prompts = [await self.encode(prompt) for prompt in given.prompts]
         prompts = [_with_start(text, given, prompt) for prompt in prompts]
-        given = dataclasses.replace(given, params=with_grammar(given.params, _grammar(text, given)))
+        for prompt in prompts:
+            terms.check_input(len(prompt.ids))
+        room = terms.output_room(given.params.max_tokens)
+        params = dataclasses.replace(given.params, max_tokens=room)
+        given = dataclasses.replace(given, params=with_grammar(params, _grammar(text, given)))
         choices = [
             self._choice(given, prompt, number * given.n + k, request_id)
             for number, prompt in enumerate(prompts)
@@ -146,7 +177,7 @@ class Front:
         ]
         self.owners.note((choice.request_id for choice in choices), user.name)
         places = 1 if given.is_embedding else len(choices)
-        return Generation(self.engine, self.metrics, choices, user.name, user.standing, places)
+        return Generation(self.engine, self.metrics, choices, user.name, terms, places)
 
     async def encode(self, prompt: PromptInput) -> Prompt:
         """One prompt's token ids; what may take long is done off the event loop."""

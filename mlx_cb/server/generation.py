@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from mlx_cb.core.outputs import FinishReason, RequestOutput, TokenLogprobs
 from mlx_cb.engine.interface import Engine
-from mlx_cb.errors import EngineDead, MlxCbError
+from mlx_cb.errors import Cancelled, DeadlineExceeded, EngineDead, MlxCbError
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.server.metrics import Metrics
+from mlx_cb.server.terms import Terms
 from mlx_cb.server.transcript import Transcript
-from mlx_cb.standing import EQUAL, Standing
 from mlx_cb.text.events import EndReason, Finish, OutputEvent
 from mlx_cb.text.output_parser import OutputParser
 
@@ -64,7 +64,7 @@ class Generation:
     metrics: Metrics
     choices: list[Choice]
     user: str
-    standing: Standing = EQUAL
+    terms: Terms = field(default_factory=Terms)
     places: int = 1
     arrived: float = field(default_factory=time.monotonic)
     first_token_s: float | None = None
@@ -77,13 +77,15 @@ class Generation:
         Returns as soon as the first tokens or a refusal are there, at the latest after
         `ACCEPT_S`. Raises what the engine refuses with.
         """
+        timeout_s = self.remaining_s()
         for choice in self.choices:
             choice.outputs = self.engine.generate(
                 choice.request_id,
                 choice.prompt_ids,
                 choice.params,
                 user=self.user,
-                standing=self.standing,
+                standing=self.terms.standing,
+                timeout_s=timeout_s,
             )
             choice.first = asyncio.ensure_future(anext(choice.outputs))
         self.was_started = True
@@ -91,10 +93,35 @@ class Generation:
         done, _ = await asyncio.wait(firsts, timeout=ACCEPT_S)
         try:
             for first in done:
-                _check(first.result())
+                self._check(first.result())
         except MlxCbError:
             self.was_started = False
             raise
+
+    def remaining_s(self) -> float | None:
+        """What is left of the time it may take. Raises DeadlineExceeded when that is nothing."""
+        if self.terms.timeout_s is None:
+            return None
+        left = self.arrived + self.terms.timeout_s - time.monotonic()
+        if left <= 0:
+            raise self._too_late()
+        return left
+
+    def _too_late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"the time of {self.terms.timeout_s:g} s was over before the first token; what was "
+            "computed of the prompt is kept, so that another try goes on from there"
+        )
+
+    def _check(self, output: RequestOutput) -> None:
+        """Raise when the engine gave the request up, or its time was over with nothing to show."""
+        if output.finish_reason is FinishReason.ERROR:
+            raise EngineDead(output.error or "the engine failed on this request", retry_after=1.0)
+        if output.finish_reason is FinishReason.ABORT:
+            raise Cancelled(output.error or "the request was aborted on the server")
+        has_tokens = output.token_ids or any(c.parser.num_tokens for c in self.choices)
+        if output.finish_reason is FinishReason.DEADLINE and not has_tokens:
+            raise self._too_late()
 
     async def events(self) -> AsyncIterator[tuple[Choice, list[OutputEvent]]]:
         """All choices' events as they come. Raises MlxCbError when the engine fails."""
@@ -170,7 +197,7 @@ class Generation:
         assert choice.first is not None
         output = await choice.first
         while True:
-            _check(output)
+            self._check(output)
             now = time.monotonic()
             if self.first_token_s is None:
                 self.first_token_s = now - self.arrived
@@ -203,11 +230,3 @@ class Generation:
         is_cut = isinstance(end, Finish) and end.reason is EndReason.LENGTH
         metrics.finished.labels("length" if is_cut else "stop").inc()
         metrics.whole.observe(time.monotonic() - self.arrived)
-
-
-def _check(output: RequestOutput) -> None:
-    """Raise when the engine gave the request up."""
-    if output.finish_reason is FinishReason.ERROR:
-        raise EngineDead(output.error or "the engine failed on this request", retry_after=1.0)
-    if output.finish_reason is FinishReason.ABORT:
-        raise MlxCbError(output.error or "the request was aborted on the server")

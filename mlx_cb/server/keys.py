@@ -41,6 +41,9 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inference: bool = True
     max_running: int | None = None
     daily_tokens: int | None = None
+    max_queued: int | None = None
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
     weight: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
     rank: Annotated[int, msgspec.Meta(ge=0, le=1)] = 0
 
@@ -52,6 +55,9 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             is_admin=self.admin,
             max_running=self.max_running,
             daily_tokens=self.daily_tokens,
+            max_queued=self.max_queued,
+            max_input_tokens=self.max_input_tokens,
+            max_output_tokens=self.max_output_tokens,
             standing=Standing(self.weight, self.rank),
         )
 

@@ -5,6 +5,7 @@ Counts what the front sees; the engine's gauges are read from its status when a 
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -20,6 +21,15 @@ _ENGINE_GAUGES = {
     "kv_cache_usage_perc": "Share of the KV blocks in use, 0 to 1",
     "num_preemptions": "Preemptions since the engine started",
     "num_steps": "Steps since the engine started",
+    "control_frozen": "1 while an operator has frozen the control loop",
+    "num_evicted_blocks": "Blocks whose content was given up for another, since start",
+    "num_stopped_admissions": "Steps in which a request waited for blocks, since start",
+    "num_restored_tokens": "Tokens whose keys and values came back from the SSD, since start",
+    "num_recomputed_tokens": "Tokens computed again after their request gave way, since start",
+    "ssd_is_on": "1 while the SSD tier works",
+    "ssd_bytes": "Bytes of the SSD tier's files, other models' included",
+    "ssd_blocks": "Blocks of this model on the SSD",
+    "ssd_written_bytes_today": "Bytes written to the SSD tier today, UTC",
 }
 
 
@@ -54,6 +64,18 @@ class Metrics:
         self._live = Gauge(
             "mlx_cb:num_requests_live", "Generations the front waits for", registry=r
         )
+        self._in_force = Gauge(
+            "mlx_cb:control_in_force",
+            "Acts of the control loop and orders of operators in force",
+            ["action"],
+            registry=r,
+        )
+        self._acts = Gauge(
+            "mlx_cb:control_acts",
+            "Acts of the control loop since the engine started",
+            ["action"],
+            registry=r,
+        )
         self._engine = {
             name: Gauge(f"mlx_cb:{name}", text, registry=r) for name, text in _ENGINE_GAUGES.items()
         }
@@ -73,7 +95,16 @@ class Metrics:
         self._live.set(num_live)
         for name, value in _engine_values(engine_status).items():
             self._engine[name].set(value)
+        if control := engine_status.get("control"):
+            self._show_control(control)
         return generate_latest(self._registry)
+
+    def _show_control(self, control: dict[str, Any]) -> None:
+        self._in_force.clear()
+        for action, number in Counts(act["action"] for act in control["in_force"]).items():
+            self._in_force.labels(action).set(number)
+        for action, number in control.get("acts", {}).items():
+            self._acts.labels(action).set(number)
 
 
 def _engine_values(status: dict[str, Any]) -> dict[str, float]:
@@ -86,6 +117,18 @@ def _engine_values(status: dict[str, Any]) -> dict[str, float]:
         values["num_preemptions"] = requests["preemptions"]
     if blocks:
         values["kv_cache_usage_perc"] = blocks["used"] / max(1, blocks["capacity"])
+    if control := status.get("control"):
+        values["control_frozen"] = float(control["frozen"])
     if steps := status.get("steps"):
         values["num_steps"] = steps["count"]
+    if ladder := status.get("ladder"):
+        values["num_evicted_blocks"] = ladder["evicted_blocks"]
+        values["num_stopped_admissions"] = ladder["stopped_admissions"]
+        values["num_restored_tokens"] = ladder["restored_tokens"]
+        values["num_recomputed_tokens"] = ladder["recomputed_tokens"]
+    if ssd := status.get("ssd"):
+        values["ssd_is_on"] = ssd["state"] == "on"
+        values["ssd_bytes"] = ssd.get("bytes", 0)
+        values["ssd_blocks"] = ssd.get("blocks", 0)
+        values["ssd_written_bytes_today"] = ssd.get("written_today", 0)
     return values

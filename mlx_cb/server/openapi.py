@@ -23,7 +23,7 @@ _FAILURES = {
     "401": "No key, or a wrong one, where one is needed.",
     "403": "The Host is not this machine, the page is another site's, or the key lacks the right.",
     "404": "No such model or id.",
-    "408": "The body comes too slowly.",
+    "408": "The body comes too slowly, or the request's time was over before the first token.",
     "413": "The body is too large.",
     "415": "The body is compressed in a way that is not read here.",
     "429": "Too much work is waiting; see Retry-After.",

@@ -30,6 +30,8 @@ class User:
     Attributes:
         max_running: most generations at once, the rest wait; None for no limit of his own.
         daily_tokens: prompt plus answer tokens of a day; None for no limit.
+        max_queued: most generations that may wait for their first token; more are refused.
+        max_input_tokens, max_output_tokens: of one prompt, and of one answer.
         standing: his part of a busy machine.
         may_infer, is_admin: separate rights; an admin without the first cannot use the model.
     """
@@ -39,6 +41,9 @@ class User:
     is_admin: bool = False
     max_running: int | None = None
     daily_tokens: int | None = None
+    max_queued: int | None = None
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
     standing: Standing = EQUAL
 
     def may_see(self, owner: str | None) -> bool:

@@ -11,7 +11,7 @@ class EndReason(Enum):
 
     STOP = "the model ended its turn"
     STOP_STRING = "a stop string appeared"
-    LENGTH = "no more tokens were allowed"
+    LENGTH = "no more tokens, or no more time, were allowed"
     TOOL_CALLS = "the model calls tools"
 
 

@@ -102,7 +102,8 @@ class OutputParser:
         return self._meaning(safe) if safe else []
 
     def _end(self, text: str, finish_reason: FinishReason) -> list[OutputEvent]:
-        reason = EndReason.LENGTH if finish_reason is FinishReason.LENGTH else EndReason.STOP
+        is_cut = finish_reason in (FinishReason.LENGTH, FinishReason.DEADLINE)
+        reason = EndReason.LENGTH if is_cut else EndReason.STOP
         if self._stops is not None:
             safe = self._stops.feed(text)
             if isinstance(safe, StopMatch):

@@ -106,6 +106,9 @@ def test_a_measuring_copy_never_ends_its_turn(tmp_path):
         "eos_token_id": 4,
         "bos_token_id": 1,
     }
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": [2, 4], "bos_token_id": 1}))
+    never_end(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == 3
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added[1:3]}))
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2, "bos_token_id": 1}))
     never_end(tmp_path)

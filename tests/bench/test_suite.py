@@ -3,13 +3,14 @@
 import asyncio
 import json
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from mlx_cb.bench.gates import GateFile
 from mlx_cb.bench.measuring import Policy, apply_gates
-from mlx_cb.bench.suite import Models, SuiteSettings, run_suite
+from mlx_cb.bench.suite import Models, SuiteSettings, _Suite, run_suite
 from mlx_cb.errors import InvalidRequest
 
 from .conftest import Script
@@ -52,6 +53,24 @@ def test_every_run_is_measured_on_its_servers(stub, models):
     assert set(report["runs"][0]["servers"]) == {"ours", "P"}
     assert report["models"]["float32"]["weights_sha256"]
     assert set(report["models"]) == {"float32", "tiny"}
+
+
+def test_users_of_a_run_get_keys_that_a_server_of_ours_is_started_with(models):
+    content = msgspec.convert(
+        {
+            "server": {"ours": {"kind": "mlx-cb", "flags": ["--lan"]}, "P": {"kind": "mlx-lm"}},
+            "run": [{"name": "hog", "workload": "hog", "users": ["hog", "victim0"]}],
+        },
+        GateFile,
+    )
+    suite = _Suite(content, models, SuiteSettings(Policy(allow_load=True, pin="off")))
+    ours, peer = suite.specs(content.run[0])
+    assert ours.flags[:2] == ("--lan", "--keys")
+    assert Path(ours.flags[2]).is_file()
+    assert ours.key
+    assert (peer.flags, peer.key) == ((), None)
+    assert set(suite.conditions(content.run[0]).keys) == {"hog", "victim0"}
+    suite.folder.cleanup()
 
 
 def test_only_some_runs(stub, models):

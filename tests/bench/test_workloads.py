@@ -191,3 +191,42 @@ def test_scaling_divides_the_median_and_the_maximum():
     lengths = sorted(scaled.draw(rng) for _ in range(20_000))
     assert lengths[10_000] == pytest.approx(1020 / 8, rel=0.05)
     assert scaled.high == 1000
+
+
+def refused(sent, told, after=0.01):
+    """A call that was answered with 429 and a Retry-After."""
+    made = record([], sent=sent)
+    made.failure, made.retry_after_s, made.ended_s = "http_429", told, sent + after
+    return made
+
+
+def test_overload_holds_retry_after_against_the_opening_of_the_door():
+    runs = [
+        record([1.0, 2.0], sent=0.0),
+        refused(10.0, told=4.0),
+        refused(13.0, told=3.0, after=0.03),
+        record([16.0, 17.0], sent=15.0),
+    ]
+    figures = make("overload", {"max_wait_s": 2.0}).figures(Run(runs, 0.0, 15.0))
+    assert figures["refused"] == 2
+    assert figures["failures"] == {}
+    assert figures["refused_after"]["max"] == pytest.approx(0.03)
+    # It opened between 13 and 15, so at 14: in 4 s and in 1 s.
+    assert figures["retry_after_error"]["n"] == 2
+    assert figures["retry_after_error"]["max"] == pytest.approx(2.0)
+    assert figures["longest_wait_over_limit"] == pytest.approx(0.5)
+    assert figures["unanswered"] == 0
+
+
+def test_a_door_that_was_not_seen_to_open_counts_for_nothing():
+    figures = make("overload", {}).figures(Run([refused(1.0, told=4.0)], 0.0, 1.0))
+    assert figures["retry_after_error"] == {"n": 0}
+    cut = record([], sent=3.0)
+    cut.failure = "cut"
+    figures = make("overload", {}).figures(Run([refused(1.0, told=2.0), cut], 0.0, 3.0))
+    assert figures["failures"] == {"cut": 1}
+
+
+def test_overload_is_one_users():
+    calls = make("overload", {"calls": 50}).plan(1).calls()
+    assert {call.user for call in calls} == {"user0"}

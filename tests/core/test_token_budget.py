@@ -32,3 +32,17 @@ def test_an_idle_machine_prefills_efficiently_however_slow_it_is() -> None:
 def test_a_fixed_number_is_taken_as_it_is() -> None:
     config = SchedulerConfig(max_num_batched_tokens=7)
     assert token_budget(config, StepCostModel(), StepShape(3, 3, 0)) == 7
+
+
+def test_a_step_is_whole_tiles_and_what_decodes_leave_of_one_is_used() -> None:
+    def rows(decodes: int, per_row: float) -> int:
+        config = SchedulerConfig(tile_rows=32)
+        return token_budget(config, StepCostModel(0.01, per_row), StepShape(decodes, decodes, 0))
+
+    assert rows(8, 0.0013) == 64, "69 rows would fit the time and cost three tiles"
+    assert rows(8, 0.01) == 32, "one tile is there in any case"
+    assert rows(33, 0.01) % 32 == 0
+
+    tight = SchedulerConfig(tile_rows=32, itl_target_ms=1.0)
+    late = StepCostModel(0.01, 1.0)
+    assert token_budget(tight, late, StepShape(64, 1, 0)) == 96, "those who wait get a tile"

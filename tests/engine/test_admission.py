@@ -11,6 +11,7 @@ from mlx_cb.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfi
 from mlx_cb.engine.admission import AdmissionControl
 from mlx_cb.engine.client import AsyncEngine
 from mlx_cb.errors import Overloaded
+from mlx_cb.standing import Standing
 from tests import tiny
 
 
@@ -46,6 +47,52 @@ def test_prompts_that_have_their_first_token_wait_no_more() -> None:
     control.check()
 
 
+def test_a_flood_closes_the_door_to_its_user_and_to_nobody_else() -> None:
+    control = busy(0)
+    for index in range(60):
+        control.queue(f"hog{index}", 500, "hog")
+    with pytest.raises(Overloaded):
+        control.check("hog")
+    control.check("ann")
+    control.queue("ann0", 500, "ann")
+    assert control.predicted_wait("ann") == pytest.approx(2 * 5.0), "half of the machine is hers"
+    first_come = AdmissionControl(max_num_seqs=100, max_wait_s=10.0, is_fair=False)
+    first_come.observe(50, 0.5)
+    first_come.queue("hog0", 5000, "hog")
+    with pytest.raises(Overloaded):
+        first_come.check("ann")
+
+
+def test_batch_holds_up_nobody_of_a_lower_rank() -> None:
+    control = busy(0)
+    for index in range(60):
+        control.queue(f"night{index}", 500, "night", Standing(rank=1))
+    control.check("ann")
+    with pytest.raises(Overloaded):
+        control.check("night", Standing(rank=1))
+
+
+def test_a_closed_door_opens_when_it_said_it_would() -> None:
+    """From the first refusal on, until the wait has fallen to four fifths of the limit."""
+    control = busy(0)
+    control.queue("r0", 1500)
+    with pytest.raises(Overloaded) as caught:
+        control.check()
+    left, waited = 1500.0, 0.0
+    while True:
+        waited += 0.25
+        left -= 25.0
+        control.queue("r0", int(left))
+        try:
+            control.check()
+        except Overloaded:
+            assert waited < 60
+            continue
+        break
+    assert waited == pytest.approx(caught.value.retry_after or 0, rel=0.15)
+    assert control.predicted_wait() == pytest.approx(8.0, abs=0.3)
+
+
 def test_full_places_are_worth_a_service_time() -> None:
     control = AdmissionControl(max_num_seqs=4, max_wait_s=10.0)
     for index in range(40):
@@ -54,7 +101,8 @@ def test_full_places_are_worth_a_service_time() -> None:
         control.leave(f"old{index}", 8.0)
     for index in range(7):
         control.queue(f"r{index}", 1)
-        control.start(f"r{index}", 0.0)
+        if index < 4:
+            control.start(f"r{index}", 0.0)
     assert control.predicted_wait() == pytest.approx(4 * 8.0 / 4)
     control.queue("r7", 1)
     control.queue("r8", 1)

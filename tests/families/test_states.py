@@ -20,6 +20,7 @@ from mlx_cb.core.request import Request, RequestStatus
 from mlx_cb.engine.core import EngineCore
 from mlx_cb.model.cache_spec import Layout
 from mlx_cb.model.layouts.grouped import GroupedForward
+from mlx_cb.model.memory_plan import CHECKPOINT_BUFFERS, Limits, plan_memory
 from mlx_cb.model.recurrent import RecurrentStates
 from mlx_cb.sampling_params import SamplingParams
 from tests import tiny
@@ -303,3 +304,25 @@ def test_random_runs_of_a_hybrid_equal_solo_runs(
         if collected.finish_reasons[f"r{index}"] is FinishReason.ABORT:
             wanted = wanted[: len(got)]
         tiny.same_tokens(model(), list(prompt), got, wanted)
+
+
+def test_live_buffers_stay_bounded_whatever_comes() -> None:
+    core = engine(model(), HYBRID, num_blocks=64)
+    checkpoints = core.scheduler.kv_cache.checkpoints
+    assert checkpoints is not None
+    checkpoints.capacity = 5
+    seen = []
+    for turn in range(30):
+        core.add(f"r{turn}", [turn, *range(40)], tiny.greedy(3))
+        tiny.run(core)
+        seen.append(core.runner.num_buffers)
+    assert len(checkpoints) == 5
+    assert max(seen) <= seen[0] + 5 * core.cache_spec.num_state_arrays
+    assert max(seen[20:]) <= max(seen[10:20]), "buffers grow with what was served"
+
+
+def test_saved_states_are_planned_within_the_limit_of_buffers() -> None:
+    spec = engine(model(), HYBRID, num_blocks=64).cache_spec
+    plan = plan_memory(2**45, spec, Limits(16, 64, 4096))
+    assert 0 < plan.num_checkpoints * spec.num_state_arrays <= CHECKPOINT_BUFFERS
+    assert plan_memory(2**26, spec, Limits(16, 64, 4096)).num_checkpoints > 5

@@ -60,9 +60,17 @@ def test_large_agents(serve: Serve, agent: Agent, tmp_path: Path) -> None:
     do_the_task(serve, agent, tmp_path / "home")
 
 
+# Cline shows a failure in mid-stream to its user and ends; the others ask again.
+TROUBLED = [
+    pytest.param(agent, trouble, id=f"{agent.name}-{trouble}")
+    for agent in [*OPENCODE, *LARGE]
+    for trouble in TROUBLES
+    if (agent.name, trouble) != ("cline", "breaks")
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("trouble", ["busy", "down", "breaks"])
-@pytest.mark.parametrize("agent", [*OPENCODE, *LARGE], ids=lambda agent: agent.name)
+@pytest.mark.parametrize(("agent", "trouble"), TROUBLED)
 def test_agents_go_on_after_trouble(
     serve: Serve, agent: Agent, trouble: str, tmp_path: Path
 ) -> None:

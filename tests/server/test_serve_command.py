@@ -182,6 +182,7 @@ def test_every_setting_reaches_the_configuration(monkeypatch: pytest.MonkeyPatch
         "--kv-memory", "500MB", "--block-size", "32", "--dtype", "float16", "--attention",
         "reference", "--scheduler", "static", "--itl-target-ms", "50", "--max-queue-wait-s", "5",
         "--no-prefix-cache", "--log-format", "json", "--strict-model", "--revision", "r",
+        "--ssd-cache", "/tmp/ssd", "--ssd-cache-size", "2GB", "--ssd-daily-writes", "1GB",
         "--keys", "k.json", "--tls", "c.pem,k.pem", "--allow-host", "h", "--allow-origin", "o",
         "--reasoning-key", "both",
     )  # fmt: skip
@@ -198,9 +199,19 @@ def test_every_setting_reaches_the_configuration(monkeypatch: pytest.MonkeyPatch
     assert (engine.model.dtype, engine.model.max_model_len) == ("float16", 1000)
     assert (engine.cache.kv_memory, engine.cache.block_size) == (500_000_000, 32)
     assert engine.cache.prefix_cache is False
+    assert engine.cache.ssd_cache == "/tmp/ssd"
+    assert (engine.cache.ssd_cache_size, engine.cache.ssd_daily_writes) == (2 * 10**9, 10**9)
+    assert parse().engine.cache.ssd_cache is None  # type: ignore[attr-defined]
     assert (engine.scheduler.policy, engine.scheduler.max_num_batched_tokens) == ("static", 99)
     assert (engine.scheduler.itl_target_ms, engine.scheduler.max_queue_wait_s) == (50, 5)
     assert engine.attention == "reference"
+
+
+def test_a_tier_that_would_find_nothing_is_a_usage_error(start: Start, tmp_path: Path) -> None:
+    process = start("--no-prefix-cache", "--ssd-cache", str(tmp_path / "ssd"))
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "--ssd-cache" in errors
 
 
 def test_a_typo_in_the_file_is_a_usage_error(start: Start, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.team.conftest import Serve, Team
 
 DOCS = Path(__file__).parents[2] / "docs" / "team.md"
 ROW = re.compile(r"\| `(\w+) (\S+)` \| ([a-z ]+) \| (\d+) \|")
-PARAMETERS = {"{name}": "scripted", "{request_id}": "0" * 32, "{code}": "0000", "{verb}": "confirm"}
+PARAMETERS = {"{name}": "scripted", "{request_id}": "0" * 32, "{code}": "0000", "{verb}": "resume"}
 
 #: What a route is for -> who may.
 MAY = {

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlx_cb.bench.calls import Call, Lane, Plan, Prompt, Run
+from mlx_cb.bench.calls import Call, CallRecord, Lane, Plan, Prompt, Run
 from mlx_cb.bench.distributions import MIXES, arrival_times
 from mlx_cb.bench.metrics import Figures, Slo
 from mlx_cb.bench.stats import summarize
@@ -46,6 +47,64 @@ class Poisson(Workload):
             )
             lanes.append(Lane(deque([call]), starts_at_s=at_s))
         return Plan(lanes)
+
+
+@workload("overload")
+@dataclass(frozen=True)
+class Overload(Workload):
+    """More calls than the server can answer: who is refused, how soon, and how honestly.
+
+    All calls are one user's, so that one queue fills. `max_wait_s` is the server's
+    `--max-queue-wait-s`. Calls that are refused do not come back; that Retry-After was right is
+    told by the calls after them: the first that is let in shows that the door was open again.
+    """
+
+    mix: str = "conv"
+    rate: float = 3.0
+    calls: int = 120
+    scale: float = 8.0
+    max_wait_s: float = 10.0
+
+    def plan(self, seed: int) -> Plan:
+        """One lane per call, by the clock."""
+        poisson = Poisson(self.mix, self.rate, self.calls, self.scale, users=1)
+        return poisson.plan(seed)
+
+    def figures(self, run: Run) -> Figures:
+        """Refusals are what is measured here, and no failures."""
+        records = sorted(run.records, key=lambda record: record.sent_s)
+        refused = [record for record in records if record.failure == "http_429"]
+        others = [r.failure for r in records if r.failure not in (None, "http_429")]
+        let_in = [record for record in records if record.chunk_times_s]
+        errors = [
+            abs(record.retry_after_s - actual) / actual
+            for record in refused
+            if record.retry_after_s is not None
+            and (actual := _until_open(record.sent_s, records)) is not None
+        ]
+        longest = max((record.ttft_s for record in let_in), default=0.0)
+        return {
+            "failures": dict(Counter(others)),
+            "refused": len(refused),
+            "refused_after": summarize([r.ended_s - r.sent_s for r in refused]),
+            "retry_after": summarize([r.retry_after_s for r in refused if r.retry_after_s]),
+            "retry_after_error": summarize(errors),
+            "longest_wait_over_limit": longest / self.max_wait_s,
+            "unanswered": sum(not record.is_complete for record in let_in),
+        }
+
+
+def _until_open(since: float, records: Sequence[CallRecord]) -> float | None:
+    """Seconds from a refusal to the opening of the door, which lies between the last call that
+    was refused and the first that was let in; None when it was not seen to open."""
+    last = since
+    for record in records:
+        if record.sent_s <= since:
+            continue
+        if record.failure != "http_429":
+            return (last + record.sent_s) / 2 - since
+        last = record.sent_s
+    return None
 
 
 @workload("hog")

@@ -155,10 +155,12 @@ def routes(front: Front) -> list[BaseRoute]:
 
     posts: dict[str, tuple[Any, type]] = {
         "/api/show": (show, OllamaModel),
-        "/api/pull": (pull, OllamaStatus),
         "/api/copy": (change, OllamaStatus),
     }
+    pulling = JsonEndpoint(front, pull, error_answer, ModelRequest, OllamaStatus)
+    pulling.stream_media_type = NDJSON.decode()
     return [
+        Route("/api/pull", pulling, methods=["POST"]),
         Route("/api/version", version),
         Route("/api/tags", all_tags),
         Route("/api/ps", all_running),

@@ -1,0 +1,195 @@
+"""The goals between users, simulated: G16 (hog, fairness, weights), G18 (overload), G19 (goodput).
+
+On an M4 Max with an 8B model in 4 bits. A goal names what it compares; nothing here is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_cb.bench.metrics import look_up, service_by_user
+from mlx_cb.bench.sim.engines import Engine, Outcome, engine, simulate
+from mlx_cb.bench.sim.machines import chip_named, model_named
+from mlx_cb.bench.sim.substrate import Substrate, apple
+from mlx_cb.bench.workloads.arriving import Hog, Poisson
+from mlx_cb.bench.workloads.base import Workload
+from mlx_cb.bench.workloads.team import Backlog, Overload
+from mlx_cb.standing import Standing
+
+# The victims' lengths are those of a chat's further turns: an eighth of the trace's conversations.
+HOG = Hog(hog_calls=60, hog_prompt=4096, hog_output=128, victims=7, turns=6, think_s=15, scale=8)
+ALONE = Hog(hog_calls=0, victims=7, turns=6, think_s=15, scale=8)
+BACKLOG = Backlog(users=4, calls=96, streams=12, prompt=512, output=128, growth=1.6)
+EQUAL_SIZES = Backlog(users=3, calls=240, streams=48, prompt=512, output=128, growth=1.0)
+WEIGHTS = {"user0": Standing(1.0), "user1": Standing(2.0), "user2": Standing(4.0)}
+SATURATION = 0.5  # conversations per second that this machine can just take
+MAX_WAIT_S = 8.0
+# The peer refuses nobody, so where it is compared with ours neither does.
+UNBOUND = "ours:max_queue_wait_s=1000000"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A figure that came out, and what it had to be."""
+
+    goal: str
+    what: str
+    value: float
+    threshold: float
+    is_minimum: bool
+    of: str = ""
+
+    @property
+    def is_met(self) -> bool:
+        """On the right side of the threshold."""
+        return self.value >= self.threshold if self.is_minimum else self.value <= self.threshold
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the report."""
+        return {
+            "goal": self.goal,
+            "what": self.what,
+            "of": self.of,
+            "value": self.value,
+            "threshold": self.threshold,
+            "is_minimum": self.is_minimum,
+            "is_met": self.is_met,
+        }
+
+
+def machine() -> Substrate:
+    """M4 Max, 8B."""
+    return apple(chip_named("M4 Max"), model_named("Llama-3.1-8B-4bit"), 64)
+
+
+def all_goals(seed: int, announce: Callable[[str], None] = lambda what: None) -> list[Goal]:
+    """Simulate everything; takes about a minute."""
+    goals = []
+    for what, judge in (
+        ("hog", hog),
+        ("fairness", fairness),
+        ("weights", weights),
+        ("overload", overload),
+        ("goodput", goodput),
+    ):
+        announce(what)
+        goals += judge(seed)
+    return goals
+
+
+def _run(workload: Workload, chosen: Engine | str, seed: int) -> Outcome:
+    started = engine(chosen) if isinstance(chosen, str) else chosen
+    return simulate(workload.name, workload, started, machine(), seed=seed)
+
+
+def _figure(outcome: Outcome, metric: str) -> float:
+    value = look_up(outcome.figures, metric)
+    if value is None:
+        raise ValueError(f"the simulation of {outcome.label} gave no {metric}")
+    return value
+
+
+def hog(seed: int) -> list[Goal]:
+    """G16: one user floods 60 long prompts, seven chat."""
+    metric = "victims_ttft.p95"
+    ours = _figure(_run(HOG, UNBOUND, seed), metric)
+    peer = _figure(_run(HOG, "P", seed), metric)
+    alone = _figure(_run(ALONE, "ours", seed), metric)
+    return [
+        Goal(
+            "G16",
+            "victims' TTFT p95 over the peer's",
+            ours / peer,
+            1 / 50,
+            False,
+            f"{ours:.3g} s of {peer:.3g} s",
+        ),
+        Goal(
+            "G16",
+            "victims' TTFT p95 over that without the hog",
+            ours / alone,
+            2.0,
+            False,
+            f"{ours:.3g} s of {alone:.3g} s",
+        ),
+    ]
+
+
+def fairness(seed: int) -> list[Goal]:
+    """G16: four backlogged users of different sizes."""
+    outcome = _run(BACKLOG, UNBOUND, seed)
+    peer = _run(BACKLOG, "P", seed)
+    of = f"peer {_figure(peer, 'jain'):.3f}"
+    return [
+        Goal(
+            "G16", "Jain's index of four backlogged users", _figure(outcome, "jain"), 0.97, True, of
+        )
+    ]
+
+
+def weights(seed: int) -> list[Goal]:
+    """Weights 1:2:4 divide the machine 1:2:4."""
+    base = engine(UNBOUND)
+    outcome = _run(EQUAL_SIZES, Engine(base.label, base.settings, WEIGHTS), seed)
+    served = service_by_user(outcome.runs[-1].records)
+    per_weight = {user: served[user] / own.weight for user, own in WEIGHTS.items()}
+    mean = sum(per_weight.values()) / len(per_weight)
+    worst = max(abs(value / mean - 1) for value in per_weight.values())
+    of = ":".join(f"{served[user] / served['user0']:.2f}" for user in WEIGHTS)
+    return [Goal("G16", "largest deviation from weights 1:2:4", worst, 0.10, False, of)]
+
+
+def overload(seed: int) -> list[Goal]:
+    """G18: three times what the machine can take."""
+    limited = f"ours:max_queue_wait_s={MAX_WAIT_S}"
+    full = Overload(rate=SATURATION, times=1.0, calls=200, scale=1)
+    over = Overload(rate=SATURATION, times=3.0, calls=600, scale=1)
+    saturated, flooded = _run(full, limited, seed), _run(over, limited, seed)
+    good, reference = _figure(flooded, "goodput_s"), _figure(saturated, "goodput_s")
+    unanswered = _figure(flooded, "calls") - _figure(flooded, "complete")
+    refused = sum(flooded.figures["failures"].values())
+    return [
+        Goal("G18", "refusal", _figure(flooded, "refusal.max"), 0.05, False, "s, at most"),
+        Goal(
+            "G18",
+            "Retry-After, median relative error",
+            _figure(flooded, "retry_error.p50"),
+            0.30,
+            False,
+        ),
+        Goal(
+            "G18",
+            "goodput at 3 times over that at saturation",
+            good / reference,
+            0.9,
+            True,
+            f"{good:.3g}/s of {reference:.3g}/s",
+        ),
+        Goal("G18", "admitted and never answered", unanswered - refused, 0, False),
+    ]
+
+
+def goodput(seed: int) -> list[Goal]:
+    """G19: good conversations on a busy machine, against the peer at defaults and tuned."""
+    load = Poisson(mix="conv", rate=0.35, calls=400, scale=1, users=16)
+    ours, peer, tuned = (_figure(_run(load, name, seed), "goodput") for name in (UNBOUND, "P", "T"))
+    return [
+        Goal(
+            "G19",
+            "goodput over the peer's",
+            ours / peer if peer else float("inf"),
+            3.0,
+            True,
+            f"{ours:.0%} of {peer:.0%}",
+        ),
+        Goal(
+            "G19",
+            "goodput over the tuned peer's",
+            ours / tuned if tuned else float("inf"),
+            2.0,
+            True,
+            f"{ours:.0%} of {tuned:.0%}",
+        ),
+    ]

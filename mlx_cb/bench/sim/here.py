@@ -1,0 +1,166 @@
+"""Measures this machine for the simulator: a probe to fit the cost of passes on, then other loads.
+
+Starts our server and mlx_lm.server on the same fp32 weights, as `bench compare` does. What the
+probe measures is never what the simulator is judged by.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mlx_cb.bench import environment, report
+from mlx_cb.bench.calls import Call, Lane, Milestone, Plan, Prompt, Run
+from mlx_cb.bench.compare import Comparison, Conditions, compare
+from mlx_cb.bench.exchange import get_json_bytes
+from mlx_cb.bench.measuring import Fleet, Policy, conclude
+from mlx_cb.bench.peer_launcher import JOURNAL
+from mlx_cb.bench.prompts import TokenizerWords
+from mlx_cb.bench.report import Report
+from mlx_cb.bench.servers import Cores, Kind, RunningServer, ServerSpec
+from mlx_cb.bench.sim.fit import Measured
+from mlx_cb.bench.sim.measured import Description, describe, our_steps, peer_steps
+from mlx_cb.bench.sim.validate import Evidence
+from mlx_cb.bench.workloads.base import Workload, make, seeds
+
+ALONE = (16, 48, 128, 256, 512, 1024)  # prompt lengths measured alone
+TOGETHER = ((2, 24), (4, 24), (8, 24), (16, 24), (32, 24), (8, 256))  # streams, prompt length
+SAID = 12
+
+LOADS: tuple[tuple[str, dict[str, object]], ...] = (
+    ("churn", {"streams": 12, "calls": 48}),
+    ("poisson", {"rate": 0.7, "calls": 32}),
+    ("hog", {"hog_calls": 10, "hog_prompt": 256, "hog_output": 16, "victims": 4}),
+)
+
+
+@dataclass(frozen=True)
+class Probe(Workload):
+    """Passes of every shape: single prompts of growing length, then streams of growing number.
+
+    Each stage begins when the one before it has ended.
+    """
+
+    alone: tuple[int, ...] = ALONE
+    together: tuple[tuple[int, int], ...] = TOGETHER
+    said: int = SAID
+
+    def plan(self, seed: int) -> Plan:
+        """One lane for the single prompts, one per stream."""
+        next_seed = seeds(seed)
+        calls = deque(Call(Prompt(length, next_seed()), 4, group="alone") for length in self.alone)
+        lanes = [Lane(calls)]
+        before = Milestone("alone", len(self.alone))
+        for streams, length in self.together:
+            group = f"{streams}x{length}"
+            lanes += [
+                Lane(
+                    deque([Call(Prompt(length, next_seed()), self.said, group=group)]),
+                    starts_when=before,
+                )
+                for _ in range(streams)
+            ]
+            before = Milestone(group, streams)
+        return Plan(lanes)
+
+
+@dataclass(slots=True)
+class Measurements:
+    """What was measured: this machine, and the report and journals to be judged by."""
+
+    description: Description
+    report: Report
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the caller decides. `announce` hears what is measured next."""
+
+    policy: Policy = field(default_factory=Policy)
+    seed: int = 1
+    rounds: int = 2
+    loads: Sequence[tuple[str, Mapping[str, object]]] = LOADS
+    announce: Callable[[str], None] = lambda what: None
+
+
+async def measure_here(name: str, folder: Path, settings: Settings) -> Measurements:
+    """Probe both servers, then put each load on both. `folder` holds fp32 weights."""
+    average = settings.policy.check_before()
+    cores = Cores.choose(settings.policy.pin)
+    conditions = Conditions(TokenizerWords(folder), settings.rounds, settings.seed)
+    result = report.new_report(environment.machine(), {name: environment.model_facts(folder)})
+    with tempfile.TemporaryDirectory() as scratch:
+        journal = Path(scratch) / "peer.jsonl"
+        specs = [
+            ServerSpec("ours", Kind.MLX_CB, str(folder)),
+            ServerSpec("P", Kind.MLX_LM, str(folder), (JOURNAL, str(journal))),
+        ]
+        fleet = Fleet(cores, conditions)
+        cores.pin_client()
+        try:
+            settings.announce("probe")
+            servers = await fleet.bring_up(specs)
+            probe = Conditions(conditions.words, 1, settings.seed)
+            probed = await compare("probe", Probe(), servers, probe)
+            evidence: dict[tuple[str, str], list[Measured]] = {}
+            for load, parameters in settings.loads:
+                settings.announce(load)
+                compared = await compare(load, make(load, parameters), servers, conditions)
+                evidence |= _journals(load, compared, journal)
+                result["runs"].append(report.comparison_entry(compared, name))
+            description = await _describe(name, result, probed, servers[0], journal)
+        finally:
+            fleet.stop()
+    conclude(result, average, settings.policy)
+    return Measurements(description, result, Evidence(evidence))
+
+
+def _journals(
+    load: str, compared: Comparison, journal: Path
+) -> dict[tuple[str, str], list[Measured]]:
+    """Steps of all rounds, ours and the peer's."""
+    ours, peer = compared.outcomes["ours"], compared.outcomes["P"]
+    found = [step for run in ours.runs for step in our_steps(run.steps)]
+    theirs = [step for run in peer.runs for step in peer_steps(journal, run.began, _end_of(run))]
+    return {(load, "ours"): found, (load, "P"): theirs}
+
+
+def _end_of(run: Run) -> float:
+    return run.began + max(record.ended_s for record in run.records)
+
+
+async def _describe(
+    name: str, result: Report, probed: Comparison, server: RunningServer, journal: Path
+) -> Description:
+    ours, peer = (probed.outcomes[label].runs[0] for label in ("ours", "P"))
+    answer = await get_json_bytes(server.endpoint, "/status")
+    status: dict[str, Any] = msgspec.json.decode(answer.body)
+    engine = status.get("engine", status)
+    sides = [
+        (our_steps(ours.steps), _alone(ours)),
+        (peer_steps(journal, peer.began, _end_of(peer)), _alone(peer)),
+    ]
+    processor = result["environment"]["processor"]
+    return describe(
+        f"{name} fp32 on {processor}",
+        f"fitted on the probe of {result['created'][:10]}",
+        sides,
+        num_blocks=int(engine["blocks"]["capacity"]),
+        max_tokens=int(engine["model_info"]["max_model_len"]),
+    )
+
+
+def _alone(run: Run) -> list[dict[str, float]]:
+    """When the single prompts were sent and heard, on the machine's clock."""
+    return [
+        {"sent": run.began + record.sent_s, "first": run.began + record.chunk_times_s[0]}
+        for record in run.records
+        if record.call.group == "alone" and record.chunk_times_s
+    ]

@@ -1,0 +1,212 @@
+"""Holds the simulator against real runs (goal G22) and remembers the result.
+
+Reads reports of `mlx-cb bench`. Knows nothing about how servers are started.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mlx_cb.bench.metrics import look_up
+from mlx_cb.bench.report import Report
+from mlx_cb.bench.sim.engines import ENGINES, Engine, engine, simulate
+from mlx_cb.bench.sim.fit import Measured
+from mlx_cb.bench.sim.measured import our_steps
+from mlx_cb.bench.sim.substrate import Substrate
+from mlx_cb.bench.sim.users import OneUser
+from mlx_cb.bench.workloads.base import make
+from mlx_cb.errors import InvalidRequest
+
+STEP_TOLERANCE = 0.10
+TAIL_TOLERANCE = 0.25
+TAILS = ("ttft.p95", "itl.p99")
+SHOWN = ("ttft.p50", "output_tok_s", "goodput")  # compared without a tolerance
+
+RECORD = Path(__file__).with_name("validation.json")
+
+_FLAGS = {
+    "--scheduler": "policy",
+    "--max-num-seqs": "max_num_seqs",
+    "--itl-target-ms": "itl_target_ms",
+    "--max-queue-wait-s": "max_queue_wait_s",
+    "--max-num-batched-tokens": "max_num_batched_tokens",
+    "--prefill-step-size": "prefill_step_size",
+    "--prompt-concurrency": "prompt_concurrency",
+    "--decode-concurrency": "decode_concurrency",
+}
+_PEER = "mlx_cb.bench.peer_launcher"
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One figure, predicted and measured.
+
+    Attributes:
+        error: |predicted - measured| / measured; for step time the mean over the steps.
+        tolerance: None for a figure that is only shown.
+    """
+
+    run: str
+    server: str
+    figure: str
+    measured: float
+    predicted: float
+    error: float
+    tolerance: float | None = None
+
+    @property
+    def is_within(self) -> bool:
+        """False beyond the tolerance."""
+        return self.tolerance is None or self.error <= self.tolerance
+
+
+class Validation(msgspec.Struct, frozen=True):
+    """The outcome of a validation, as it is kept beside the simulator."""
+
+    date: str
+    machine: str
+    fitted_on: str
+    checks: list[Check]
+
+    @property
+    def passed(self) -> bool:
+        """Every figure with a tolerance is within it, and there was one of each kind."""
+        kinds = {check.figure for check in self.checks if check.tolerance is not None}
+        return kinds == {"step time", *TAILS} and all(c.is_within for c in self.checks)
+
+    def summary(self) -> str:
+        """One line for people."""
+        worst = {
+            figure: max((c.error for c in self.checks if c.figure == figure), default=None)
+            for figure in ("step time", *TAILS)
+        }
+        errors = ", ".join(
+            f"{figure} within {error:.0%}" for figure, error in worst.items() if error is not None
+        )
+        verdict = "passed" if self.passed else "FELL SHORT"
+        return f"checked against real runs on {self.machine}, {self.date}: {errors}; {verdict}"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Step journals beside a report, by run and server; ours may come from the report itself."""
+
+    steps: Mapping[tuple[str, str], Sequence[Measured]]
+
+
+def validate(
+    report: Report,
+    substrate: Substrate,
+    *,
+    fitted_on: str,
+    evidence: Evidence | None = None,
+    skip: Sequence[str] = (),
+) -> Validation:
+    """Simulate every run of the report and compare. `skip` names the runs it was fitted on.
+
+    Raises InvalidRequest when the report holds no run that can be simulated.
+    """
+    checks: list[Check] = []
+    for run in report["runs"]:
+        if "workload" not in run or run["name"] in skip:
+            continue
+        for label, server in run["servers"].items():
+            chosen = engine_of(label, server.get("command", []))
+            if chosen is None:
+                continue
+            given = evidence.steps.get((run["name"], label)) if evidence else None
+            checks += _steps_check(run, label, server, given, substrate)
+            checks += _figure_checks(run, label, server, chosen, substrate)
+    if not checks:
+        raise InvalidRequest("the report holds no workload on a server that can be simulated")
+    machine = str(report["environment"].get("processor", "this machine"))
+    date = str(report.get("created", time.strftime("%Y-%m-%d")))[:10]
+    return Validation(date, machine, fitted_on, checks)
+
+
+def engine_of(label: str, command: Sequence[str]) -> Engine | None:
+    """The engine that simulates a server started with this command; None for an unknown one."""
+    if _PEER in command:
+        name = "P"
+    elif "mlx_cb" in command and "serve" in command:
+        name = "ours"
+    else:
+        return None
+    settings = []
+    for flag, value in pairwise(command):
+        if flag in _FLAGS and value != "auto" and hasattr(ENGINES[name], _FLAGS[flag]):
+            settings.append(f"{_FLAGS[flag]}={value}")
+    found = engine(f"{name}:{','.join(settings)}")
+    return Engine(label, found.settings)
+
+
+def _steps_check(
+    run: Mapping[str, Any],
+    label: str,
+    server: Mapping[str, Any],
+    given: Sequence[Measured] | None,
+    substrate: Substrate,
+) -> list[Check]:
+    """Predicted against measured seconds, step by step, of the shapes that really ran."""
+    is_peer = _PEER in server.get("command", [])
+    steps = given if given is not None else our_steps(server["last_round"]["steps"])
+    if not steps:
+        return []
+    cost = substrate.peer if is_peer else substrate.ours
+    predicted = [sum(cost.seconds(shape) for shape in step.shapes) for step in steps]
+    errors = [abs(p - s.seconds) / s.seconds for p, s in zip(predicted, steps, strict=True)]
+    count = len(steps)
+    return [
+        Check(
+            run["name"],
+            label,
+            "step time",
+            sum(step.seconds for step in steps) / count,
+            sum(predicted) / count,
+            sum(errors) / count,
+            STEP_TOLERANCE,
+        )
+    ]
+
+
+def _figure_checks(
+    run: Mapping[str, Any],
+    label: str,
+    server: Mapping[str, Any],
+    chosen: Engine,
+    substrate: Substrate,
+) -> list[Check]:
+    workload = make(run["workload"], run["parameters"])
+    if "--keys" not in server.get("command", []):
+        workload = OneUser(workload)
+    outcome = simulate(
+        run["name"], workload, chosen, substrate, seed=run["seed"], rounds=run["rounds"]
+    )
+    checks = []
+    for figure in (*TAILS, *SHOWN):
+        measured = look_up(server["figures"], figure)
+        predicted = look_up(outcome.figures, figure)
+        if measured is None or predicted is None:
+            continue
+        error = abs(predicted - measured) / measured if measured else abs(predicted)
+        tolerance = TAIL_TOLERANCE if figure in TAILS else None
+        checks.append(Check(run["name"], label, figure, measured, predicted, error, tolerance))
+    return checks
+
+
+def keep(validation: Validation, path: Path = RECORD) -> None:
+    """Remember it; it is printed under every simulated figure."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(validation), indent=1) + b"\n")
+
+
+def last_validation(path: Path = RECORD) -> Validation | None:
+    """The one that is kept, if any."""
+    if not path.is_file():
+        return None
+    return msgspec.json.decode(path.read_bytes(), type=Validation)
