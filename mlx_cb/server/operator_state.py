@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from mlx_cb.server.control_routes import control_state
 from mlx_cb.server.front import Front
 from mlx_cb.server.keys import KeyRecord
 
@@ -33,7 +34,7 @@ class OperatorState:
         return {
             "time": time.time(),
             "server": self._server(),
-            "engine": status,
+            "engine": status | {"control": control_state(front, status)},
             "overview": overview,
             "held_by_own_limit": front.accounts.waiting(),
             "latency": {
