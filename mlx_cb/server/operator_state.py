@@ -16,6 +16,7 @@ from mlx_cb.server.front import Front
 from mlx_cb.server.keys import KeyRecord
 
 LATENCY_WINDOW_S = 120.0
+MOST_RECORDS = 30
 
 
 class OperatorState:
@@ -34,7 +35,7 @@ class OperatorState:
         return {
             "time": time.time(),
             "server": self._server(),
-            "engine": status | {"control": control_state(front, status)},
+            "engine": status | {"control": _newest(control_state(front, status))},
             "overview": overview,
             "held_by_own_limit": front.accounts.waiting(),
             "latency": {
@@ -87,6 +88,12 @@ class OperatorState:
             }
             for name in sorted({*records, *taken})
         ]
+
+
+def _newest(control: dict[str, Any]) -> dict[str, Any]:
+    """What of the control the page shows: not its rules, which never change, nor all of the past."""
+    shown = {name: value for name, value in control.items() if name != "rules"}
+    return shown | {"records": shown.get("records", [])[-MOST_RECORDS:]}
 
 
 def _account(record: KeyRecord | None) -> dict[str, Any]:
