@@ -91,7 +91,7 @@ class OperatorState:
 
 
 def _newest(control: dict[str, Any]) -> dict[str, Any]:
-    """What of the control the page shows: not its rules, which never change, nor all of the past."""
+    """What the page shows of the control: not its rules, which never change, nor all the past."""
     shown = {name: value for name, value in control.items() if name != "rules"}
     return shown | {"records": shown.get("records", [])[-MOST_RECORDS:]}
 
