@@ -35,7 +35,8 @@ class CacheConfig:
     Attributes:
         block_size: tokens per block.
         kv_memory: upper limit of all layers' keys and values in bytes; None decides by machine.
-        kv_dtype: `auto` stores what the model computes; otherwise a dtype name.
+        kv_dtype: `auto` stores what the model computes; otherwise a dtype name, or `int8` or
+            `int4` for codes in groups of 32.
         prefix_cache: share blocks between requests with equal prefixes.
         ssd_cache: folder that evicted and idle blocks are written to; None for none.
         ssd_cache_size: most bytes of that folder; None takes a share of the disk.

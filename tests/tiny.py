@@ -11,6 +11,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlx_cb.attention.stored_form import stored_form
 from mlx_cb.config import CacheConfig, EngineConfig, SchedulerConfig
 from mlx_cb.core.outputs import FinishReason, RequestOutput
 from mlx_cb.engine.core import EngineCore
@@ -71,15 +72,18 @@ def engine(
     prefix_cache: bool = False,
     eos_token_ids: frozenset[int] = frozenset(),
     attention: str = "reference",
+    kv_dtype: str = "auto",
     **scheduler: object,
 ) -> EngineCore:
     """An engine in this process with exactly `num_blocks` blocks."""
-    bytes_per_token = 2 * 2 * 16 * 4 * len(model.layers)
+    form = stored_form(kv_dtype, mx.float32, (model.args.head_dim,))
+    bytes_per_token = 2 * 2 * form.bytes_per_row(model.args.head_dim) * len(model.layers)
     config = EngineConfig(
         cache=CacheConfig(
             block_size=block_size,
             kv_memory=num_blocks * block_size * bytes_per_token,
             prefix_cache=prefix_cache,
+            kv_dtype=kv_dtype,
         ),
         scheduler=SchedulerConfig(**scheduler),
         attention=attention,

@@ -10,6 +10,8 @@ import mlx.core as mx
 
 from mlx_cb.attention.kv_storage import KVLayer
 from mlx_cb.attention.metadata import AttentionMetadata
+from mlx_cb.attention.paged import QuantizedRows
+from mlx_cb.attention.stored_form import quantize_plainly
 from mlx_cb.errors import UnsupportedModel
 
 
@@ -34,9 +36,11 @@ class AttentionBackend(ABC):
             keys: (T, num_kv_heads, 1, key_dim).
             values: (T, num_kv_heads, 1, value_dim).
         """
-        layer.write(
-            keys[:, :, 0], values[:, :, 0], self.metadata.block_ids, self.metadata.block_offsets
-        )
+        layer.write(keys.squeeze(2), values.squeeze(2), self.metadata.slots, self.quantize)
+
+    def quantize(self, rows: mx.array, bits: int) -> QuantizedRows:
+        """(..., D) rows as codes, for layers that are stored so."""
+        return quantize_plainly(rows, bits)
 
     @abstractmethod
     def attend(

@@ -1,7 +1,7 @@
 """Owns the arrays behind the blocks, one pair per attention layer; knows nothing about requests.
 
 A block of a KV head is one contiguous tile. Writes happen in place because nobody else holds the
-array: never keep a second reference to `keys` or `values` across a write.
+array: never keep a second reference to a layer's arrays across a write.
 """
 
 from __future__ import annotations
@@ -10,13 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
+
+from mlx_cb.attention.addresses import BlockTable, Slots
+from mlx_cb.attention.stored_form import Floats, Quantizer, StoredForm, quantize_plainly
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayerSpec:
     """Shape of one attention layer's keys and values.
 
-    `window` is the number of positions a query sees, itself included; None sees everything.
+    Attributes:
+        dtype: what the model computes keys and values in.
+        window: positions a query sees, itself included; None sees everything.
+        stored: how they are kept; None keeps them as they are.
     """
 
     num_kv_heads: int
@@ -24,83 +31,152 @@ class KVLayerSpec:
     value_dim: int
     dtype: mx.Dtype
     window: int | None = None
+    stored: StoredForm | None = None
+
+    @property
+    def form(self) -> StoredForm:
+        """How keys and values are kept."""
+        return self.stored or Floats(self.dtype, self.dtype)
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token's keys and values take in this layer."""
-        return self.num_kv_heads * (self.key_dim + self.value_dim) * self.dtype.size
+        form = self.form
+        return self.num_kv_heads * (
+            form.bytes_per_row(self.key_dim) + form.bytes_per_row(self.value_dim)
+        )
+
+
+class Tiles:
+    """Keys, or values, of one layer: rows of `dim` numbers, (num_blocks, num_heads, block_size).
+
+    `arrays` are the parts that its form keeps them in, each (num_blocks, num_heads, block_size,
+    width). Entries of the list are written in place: never hold one across a write.
+    """
+
+    __slots__ = ("arrays", "dim", "form")
+
+    def __init__(self, form: StoredForm, shape: tuple[int, int], dim: int) -> None:
+        self.form = form
+        self.dim = dim
+        self.arrays = [mx.zeros((0, *shape, width), dtype) for width, dtype in form.parts(dim)]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that exist in memory."""
+        return self.arrays[0].shape[0]
+
+    def resize(self, num_blocks: int) -> None:
+        """Grow or shrink, keeping the content of the blocks that stay.
+
+        Evaluated array by array, so that the extra peak is one array.
+        """
+        for index, array in enumerate(self.arrays):
+            missing = num_blocks - array.shape[0]
+            if missing > 0:
+                more = mx.zeros((missing, *array.shape[1:]), dtype=array.dtype)
+                array = mx.concatenate([array, more])
+            else:
+                array = mx.contiguous(array[:num_blocks])
+            mx.eval(array)
+            self.arrays[index] = array
+
+    def write(self, rows: mx.array, slots: Slots, quantizer: Quantizer) -> None:
+        """Store (T, num_heads, dim) rows."""
+        if not self.dim:
+            return
+        index = slots.index(rows.shape[1])
+        for number, part in enumerate(self.form.encode(rows, quantizer)):
+            self.arrays[number][index] = part
+
+    def gather(self, tiles: mx.array) -> mx.array:
+        """Contiguous copies of whole tiles, decoded.
+
+        Args:
+            tiles: (rows, heads, blocks) int32, each block_id * num_heads + head.
+
+        Returns: (rows, heads, blocks * block_size, dim).
+        """
+        rows, heads, num_blocks = tiles.shape
+        parts = []
+        for array in self.arrays:
+            _, _, block_size, width = array.shape
+            # One tile per (block, head): rows of a matrix, so that the gather copies whole tiles.
+            flat = array.reshape(array.shape[0] * heads, block_size * width)
+            taken = mx.take(flat, tiles, axis=0)
+            parts.append(taken.reshape(rows, heads, num_blocks * block_size, width))
+        return self.form.decode(parts)
+
+    def put_blocks(self, block_ids: mx.array, parts: Sequence[mx.array]) -> None:
+        """Overwrite whole blocks with parts as they are stored, one per array."""
+        for index, part in enumerate(parts):
+            if part.size:
+                self.arrays[index][block_ids] = part
+
+    def copy_blocks(self, sources: mx.array, targets: mx.array) -> None:
+        """Give the target blocks the sources' content; all sources are read before any write."""
+        read = [array[sources] for array in self.arrays]
+        # Waited for: while a read still holds the old array, no write happens in place.
+        mx.eval(read)
+        for index, content in enumerate(read):
+            self.arrays[index][targets] = content
 
 
 class KVLayer:
-    """Keys and values of one layer: (num_blocks, num_kv_heads, block_size, dim)."""
+    """Keys and values of one layer."""
 
     __slots__ = ("block_size", "keys", "spec", "values")
 
     def __init__(self, spec: KVLayerSpec, block_size: int) -> None:
         self.spec = spec
         self.block_size = block_size
-        self.keys = self._zeros(0, spec.key_dim)
-        self.values = self._zeros(0, spec.value_dim)
-
-    def _zeros(self, num_blocks: int, dim: int) -> mx.array:
-        shape = (num_blocks, self.spec.num_kv_heads, self.block_size, dim)
-        return mx.zeros(shape, dtype=self.spec.dtype)
+        shape = (spec.num_kv_heads, block_size)
+        self.keys = Tiles(spec.form, shape, spec.key_dim)
+        self.values = Tiles(spec.form, shape, spec.value_dim)
 
     @property
     def num_blocks(self) -> int:
         """Blocks that exist in memory."""
-        return self.keys.shape[0]
-
-    def resize(self, num_blocks: int) -> None:
-        """Grow or shrink to `num_blocks`, keeping the content of the blocks that stay.
-
-        Evaluated at once, keys before values, so that the extra peak is one array.
-        """
-        for name, dim in (("keys", self.spec.key_dim), ("values", self.spec.value_dim)):
-            array = getattr(self, name)
-            missing = num_blocks - array.shape[0]
-            if missing > 0:
-                array = mx.concatenate([array, self._zeros(missing, dim)])
-            else:
-                array = mx.contiguous(array[:num_blocks])
-            mx.eval(array)
-            setattr(self, name, array)
-
-    def write(
-        self, keys: mx.array, values: mx.array, block_ids: mx.array, block_offsets: mx.array
-    ) -> None:
-        """Store T rows: keys (T, num_kv_heads, key_dim), values (T, num_kv_heads, value_dim)."""
-        self.keys[block_ids, :, block_offsets] = keys.astype(self.spec.dtype)
-        if self.spec.value_dim:
-            self.values[block_ids, :, block_offsets] = values.astype(self.spec.dtype)
+        return self.keys.num_blocks
 
     def arrays(self) -> list[mx.array]:
         """Every array, the block first. Do not keep the list across a write."""
-        return [self.keys, self.values]
+        return [*self.keys.arrays, *self.values.arrays]
+
+    def resize(self, num_blocks: int) -> None:
+        """Grow or shrink to `num_blocks`, keeping the content of the blocks that stay."""
+        self.keys.resize(num_blocks)
+        self.values.resize(num_blocks)
+
+    def write(
+        self,
+        keys: mx.array,
+        values: mx.array,
+        slots: Slots,
+        quantizer: Quantizer = quantize_plainly,
+    ) -> None:
+        """Store T rows: keys (T, num_kv_heads, key_dim), values (T, num_kv_heads, value_dim)."""
+        self.keys.write(keys, slots, quantizer)
+        self.values.write(values, slots, quantizer)
 
     def put_blocks(self, block_ids: mx.array, parts: Sequence[mx.array]) -> None:
-        """Overwrite whole blocks; one part per array of `arrays`, (N, heads, block_size, dim)."""
-        keys, values = parts
-        self.keys[block_ids] = keys
-        if self.spec.value_dim:
-            self.values[block_ids] = values
+        """Overwrite whole blocks; one part per array of `arrays`, (N, heads, block_size, width)."""
+        num_keys = len(self.keys.arrays)
+        self.keys.put_blocks(block_ids, parts[:num_keys])
+        self.values.put_blocks(block_ids, parts[num_keys:])
 
-    def gather(self, block_table: mx.array) -> tuple[mx.array, mx.array]:
-        """Contiguous copies of the keys and values of (rows, blocks) int32 block ids.
+    def gather(self, table: BlockTable) -> tuple[mx.array, mx.array]:
+        """Contiguous copies of the keys and values of (rows, blocks) block ids.
 
-        Returns: two arrays (rows, num_kv_heads, blocks * block_size, dim).
+        Returns: two arrays (rows, num_kv_heads, blocks * block_size, dim) of the spec's dtype.
         """
-        heads = self.spec.num_kv_heads
-        rows, num_blocks = block_table.shape
-        # One tile per (block, head): rows of a matrix, so that the gather copies whole tiles.
-        tiles = block_table[:, None, :] * heads + mx.arange(heads, dtype=mx.int32)[:, None]
-        gathered = []
-        for array in (self.keys, self.values):
-            dim = array.shape[-1]
-            flat = array.reshape(array.shape[0] * heads, self.block_size * dim)
-            taken = mx.take(flat, tiles, axis=0)
-            gathered.append(taken.reshape(rows, heads, num_blocks * self.block_size, dim))
-        return gathered[0], gathered[1]
+        tiles = table.tiles(self.spec.num_kv_heads)
+        return self.keys.gather(tiles), self.values.gather(tiles)
+
+    def copy_blocks(self, sources: mx.array, targets: mx.array) -> None:
+        """Give the target blocks (N,) int32 the sources' content."""
+        self.keys.copy_blocks(sources, targets)
+        self.values.copy_blocks(sources, targets)
 
 
 class KVStorage:
@@ -142,9 +218,17 @@ class KVStorage:
         self.num_blocks = num_blocks
         mx.clear_cache()  # the old arrays' buffers fit nothing else
 
-    def keeps(self, block_ids: Sequence[int]) -> bool:
-        """True when a request can go on behind these full blocks, in every layer."""
-        return all(window.keeps(block_ids) for window in self.windows.values())
+    def keeps(self, block_ids: Sequence[int], num_tokens: int) -> bool:
+        """True when a request can go on behind the blocks' first tokens, in every layer."""
+        return all(window.keeps(block_ids, num_tokens) for window in self.windows.values())
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Give the target blocks the sources' content; all sources are read before any write."""
+        source, target = np.array(sources, np.int32), np.array(targets, np.int32)
+        for layer in self._full:
+            layer.copy_blocks(mx.array(source), mx.array(target))
+        for window in self.windows.values():
+            window.copy_blocks(source, target)
 
     def clear(self) -> None:
         """Forget all content and memory, e.g. after a failed step."""
@@ -156,4 +240,4 @@ class KVStorage:
 
     def arrays(self) -> list[mx.array]:
         """Every array, to be evaluated with a step. Do not keep the list."""
-        return [array for layer in self.layers for array in (layer.keys, layer.values)]
+        return [array for layer in self.layers for array in layer.arrays()]

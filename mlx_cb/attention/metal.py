@@ -16,15 +16,17 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_cb.attention.backend import AttentionBackend
-from mlx_cb.attention.kernel_cases import AttentionCase, MlaCase
+from mlx_cb.attention.kernel_cases import AttentionCase, MlaCase, QuantizeCase
 from mlx_cb.attention.kernels import Launcher
+from mlx_cb.attention.kv_quantize import quantize_rows
 from mlx_cb.attention.kv_storage import KVLayer
 from mlx_cb.attention.metadata import AttentionMetadata
 from mlx_cb.attention.mla_decode import LatentPool, mla_decode, slices
-from mlx_cb.attention.paged import AttentionShape, KVPool, PagedContext
+from mlx_cb.attention.paged import AttentionShape, PagedContext, QuantizedRows
 from mlx_cb.attention.paged_decode import paged_decode
 from mlx_cb.attention.paged_prefill import PrefillChunks, paged_prefill, plan_prefill
 from mlx_cb.attention.reference import ReferenceBackend
+from mlx_cb.attention.stored_form import CODES, kernel_pool
 from mlx_cb.attention.tuning import Tuning
 
 _log = logging.getLogger(__name__)
@@ -36,17 +38,19 @@ class Variant:
 
     kernel: str
     dtype: mx.Dtype
-    kv_dtype: mx.Dtype
+    kv: str
     dim: int
-    value_dim: int
-    group: int
-    window: bool
-    sinks: bool
+    value_dim: int = 0
+    group: int = 1
+    window: bool = False
+    sinks: bool = False
 
     def __str__(self) -> str:
         flags = "".join(f" {name}" for name in ("window", "sinks") if getattr(self, name))
-        dtype, kv = (str(t).removeprefix("mlx.core.") for t in (self.dtype, self.kv_dtype))
-        return f"{self.kernel}[{dtype}/{kv} D={self.dim}/{self.value_dim} G={self.group}{flags}]"
+        dtype = str(self.dtype).removeprefix("mlx.core.")
+        return (
+            f"{self.kernel}[{dtype}/{self.kv} D={self.dim}/{self.value_dim} G={self.group}{flags}]"
+        )
 
 
 @dataclass(slots=True)
@@ -63,7 +67,7 @@ class _Rows:
 
 
 class MetalBackend(AttentionBackend):
-    """Decode rows through paged_decode, chunks through paged_prefill.
+    """Decode rows through paged_decode, chunks through paged_prefill, codes by kv_quantize.
 
     Latent layers: decode rows through mla_decode. Chunks stay on the reference path, whose two
     large matrix products are what MLX's own kernels do best.
@@ -89,6 +93,13 @@ class MetalBackend(AttentionBackend):
             self._parts.append(_rows("paged_decode", metadata, 0, decodes))
         if entries > decodes:
             self._parts.append(_rows("paged_prefill", metadata, decodes, entries))
+
+    def quantize(self, rows: mx.array, bits: int) -> QuantizedRows:
+        """Through kv_quantize; see AttentionBackend."""
+        variant = Variant("kv_quantize", rows.dtype, f"int{bits}", rows.shape[-1])
+        if self._is_usable(variant):
+            return quantize_rows(rows, bits, self._launch)
+        return super().quantize(rows, bits)
 
     def attend(
         self, layer: KVLayer, queries: mx.array, scale: float, sinks: mx.array | None
@@ -116,7 +127,7 @@ class MetalBackend(AttentionBackend):
         variant = Variant(
             "mla_decode",
             queries.dtype,
-            spec.dtype,
+            layer.keys.form.name,
             spec.key_dim + spec.value_dim,
             spec.key_dim,
             heads,
@@ -127,7 +138,8 @@ class MetalBackend(AttentionBackend):
         if not is_plain or not self._is_usable(variant):
             return self._reference(part).attend_latent(layer, queries, rotated, scale)
         joined = mx.concatenate([queries * scale, rotated.astype(queries.dtype)], axis=-1)
-        pool = LatentPool(layer.keys.squeeze(1), layer.values.squeeze(1))
+        keys, values = layer.keys.arrays[0], layer.values.arrays[0]
+        pool = LatentPool(keys.squeeze(1), values.squeeze(1))
         out = mla_decode(joined[:, :, 0], pool, part.context, 1.0, self._tuning, self._launch)
         return out[:, :, None]
 
@@ -140,7 +152,7 @@ class MetalBackend(AttentionBackend):
         variant = Variant(
             part.kernel,
             rows.dtype,
-            spec.dtype,
+            layer.keys.form.name,
             spec.key_dim,
             spec.value_dim,
             rows.shape[1] // spec.num_kv_heads,
@@ -149,7 +161,7 @@ class MetalBackend(AttentionBackend):
         )
         if not self._is_usable(variant):
             return self._reference(part).attend(layer, rows, scale, sinks)
-        pool = KVPool.dense(layer.keys, layer.values)
+        pool = kernel_pool(layer.keys.form, layer.keys.arrays, layer.values.arrays)
         shape = AttentionShape(scale, spec.window)
         flat = rows[:, :, 0]
         if part.chunks is None:
@@ -194,8 +206,8 @@ class MetalBackend(AttentionBackend):
         if variant.kernel == "mla_decode":
             if slices(*dims) is None:
                 return f"no tile for keys of {dims[0]} and latents of {dims[1]} columns"
-            if variant.dtype != variant.kv_dtype:
-                return f"queries of {variant.dtype} over latents of {variant.kv_dtype}"
+            if str(variant.dtype) != f"mlx.core.{variant.kv}":
+                return f"queries of {variant.dtype} over latents of {variant.kv}"
         for case in proof_cases(variant, self.block_size, self._tuning):
             problem = case.build()
             try:
@@ -233,9 +245,11 @@ def _rows(kernel: str, metadata: AttentionMetadata, first: int, last: int) -> _R
 
 def proof_cases(
     variant: Variant, block_size: int, tuning: Tuning
-) -> Sequence[AttentionCase | MlaCase]:
+) -> Sequence[AttentionCase | MlaCase | QuantizeCase]:
     """Small problems that compile exactly the variant's texts (both splits of a decode)."""
     size = block_size
+    if variant.kernel == "kv_quantize":
+        return [QuantizeCase(variant.dtype, CODES[variant.kv], (3, 2, variant.dim))]
     if variant.kernel == "mla_decode":
         latent = MlaCase(
             dtype=variant.dtype,
@@ -249,7 +263,7 @@ def proof_cases(
         return [latent, replace(latent, contexts=(1, tuning.partition + 2 * size))]
     case = AttentionCase(
         dtype=variant.dtype,
-        kv="same" if variant.kv_dtype == variant.dtype else str(variant.kv_dtype).split(".")[-1],
+        kv=variant.kv,
         dim=variant.dim,
         value_dim=variant.value_dim,
         block_size=size,

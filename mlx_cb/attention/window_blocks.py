@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,10 +47,10 @@ class WindowBlocks:
         """Index of the first block that tokens `start` to `stop` see, and behind the last."""
         return max(0, start - self.window + 1) // self.block_size, -(-stop // self.block_size)
 
-    def keeps(self, block_ids: Sequence[int]) -> bool:
-        """True when a request can go on behind these full blocks."""
-        end = len(block_ids) * self.block_size
-        needed = np.array(block_ids[self.span(end, end)[0] :], dtype=np.int64)
+    def keeps(self, block_ids: Sequence[int], num_tokens: int) -> bool:
+        """True when a request can go on behind the first tokens of these blocks."""
+        first, last = self.span(num_tokens, num_tokens)
+        needed = np.array(block_ids[first:last], dtype=np.int64)
         if needed.size and needed.max() >= len(self._place_of):
             return False
         return bool((self._place_of[needed] != _ABSENT).all())
@@ -94,6 +95,12 @@ class WindowBlocks:
             layer.resize(num_places)
         self._free += range(num_places - 1, self.num_places - 1, -1)
         self.num_places = num_places
+
+    def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        """Give the target blocks the sources' content; all of them have places."""
+        source, target = (mx.array(self._place_of[blocks]) for blocks in (sources, targets))
+        for layer in self.layers:
+            layer.copy_blocks(source, target)
 
     def places(self, block_ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """Places of blocks; 0 for one without, which only what is masked may read."""

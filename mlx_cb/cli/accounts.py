@@ -38,6 +38,12 @@ _ACCOUNT = (
         help="batch: goes after everyone who waits.",
     ),
     click.option(
+        "--cache-group",
+        default="",
+        help="Share the prefix cache with the holders of keys of this group; they can tell by "
+        "time what was asked before.",
+    ),
+    click.option(
         "--max-running", type=click.IntRange(1), help="Most answers at once; others wait."
     ),
     click.option("--max-queued", type=click.IntRange(1), help="Most requests that wait; then 429."),
@@ -79,6 +85,7 @@ def account(name: str, given: dict[str, Any]) -> Callable[[str], KeyRecord]:
             inference=not given["no_inference"],
             weight=given["weight"],
             rank=CLASSES[given["rank"]],
+            cache_group=given["cache_group"],
             max_running=given["max_running"],
             daily_tokens=given["daily_tokens"],
             max_queued=given["max_queued"],

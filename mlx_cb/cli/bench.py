@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mlx_cb.cli import kv_quality
+from mlx_cb.cli.progress import announcer, progress
 from mlx_cb.cli.simulation import pair, sim
 from mlx_cb.errors import MlxCbError
 
@@ -180,13 +181,13 @@ def suite(
     console = Console()
     folder = _folder(model)
     models = Models(float32_copy(folder, _cache()), folder, tiny_model(folder, _cache()))
-    with _progress(console) as bar:
+    with progress(console) as bar:
         settings = SuiteSettings(
             policy=Policy(options["allow_load"], options["pin"]),
             seed=options["seed"],
             only=frozenset(only),
             rounds=rounds,
-            announce=_announcer(bar),
+            announce=announcer(bar),
             keep=_keeper(options["json_file"]),
         )
         report = _run(run_suite(file, models, settings))
@@ -243,7 +244,7 @@ def _measure(
     wanted = gates.relevant(gates.read_gates(options.gate).gate, {workload}) if options.gate else ()
     console = Console()
     total = len(load.plan(options.seed).calls())
-    with _progress(console) as bar:
+    with progress(console) as bar:
         lines = {
             spec.label: bar.add_task(spec.label, total=total * options.rounds) for spec in specs
         }
@@ -336,27 +337,6 @@ def _run(work: Coroutine[Any, Any, _T]) -> _T:
         return runner.run(work)
 
 
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    )
-
-
-def _announcer(bar: Progress) -> Callable[[str, int, int], None]:
-    line = bar.add_task("starting", total=None)
-
-    def announce(name: str, number: int, total: int) -> None:
-        bar.update(line, description=name, completed=number - 1, total=total)
-        if not bar.console.is_terminal:  # a bar shows nothing in a file or a pipe
-            bar.console.print(f"{number} of {total}: {name}")
-
-    return announce
-
-
 def _keeper(path: Path | None) -> Callable[[dict[str, Any]], None]:
     from mlx_cb.bench.report import write_json
 
@@ -391,5 +371,6 @@ def _cache() -> Path:
 
 
 bench.add_command(sim)
+bench.add_command(kv_quality.command)
 # The name under which the command line's group looks for it.
 command = bench

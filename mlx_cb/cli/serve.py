@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 PORT_BUSY = 5
 INTERRUPTED = 130
 _DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
+_KV_DTYPES = click.Choice([*_DTYPES.choices, "int8", "int4"])
 
 
 @click.command("serve", cls=ConfiguredCommand)
@@ -73,7 +74,7 @@ _DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
 @setting("--kv-memory", default="auto", type=Size(), help="Memory for keys and values.")
 @setting("--block-size", default=16, type=click.IntRange(1), help="Tokens per KV block.")
 @setting("--dtype", default="auto", type=_DTYPES, help="Type that weights are expanded to.")
-@setting("--kv-dtype", default="auto", type=_DTYPES, help="Type of keys and values.")
+@setting("--kv-dtype", default="auto", type=_KV_DTYPES, help="How keys and values are stored.")
 @setting(
     "--attention",
     default="auto",
@@ -92,6 +93,7 @@ _DTYPES = click.Choice(["auto", "float32", "float16", "bfloat16"])
 @setting("--ssd-cache", default="off", help="Folder that keeps blocks of prefixes: DIR or off.")
 @setting("--ssd-cache-size", default="auto", type=Size(), help="Most bytes in that folder.")
 @setting("--ssd-daily-writes", default="auto", type=Size(), help="Most bytes written a day.")
+@click.option("--explain-memory", is_flag=True, help="Print where the memory would go, and end.")
 @setting("--log-format", default="text", type=click.Choice(["text", "json"]), help="Log lines.")
 @setting("--log-prompts", is_flag=True, help="Write prompts and answers to the log.")
 @setting("--lan", is_flag=True, help="Serve the local network: all addresses, TLS, Bonjour.")
@@ -112,6 +114,8 @@ def command(**given: Any) -> int:
     if given["ssd_cache"] != "off" and given["no_prefix_cache"]:
         raise click.UsageError("--ssd-cache keeps prefixes, and --no-prefix-cache finds none again")
     config = build_config(given)
+    if given["explain_memory"]:
+        return _explain_memory(config)
     access.check(config, is_named=given["keys"] is not None)
     return run(config, given["also_port"])
 
@@ -200,6 +204,19 @@ def run(config: ServerConfig, also_ports: tuple[int, ...] = ()) -> int:
             return 1
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, listeners, certificates))
+
+
+def _explain_memory(config: ServerConfig) -> int:
+    """Print the plan of memory; the exit code says whether it can be carried out."""
+    from mlx_cb.engine.memory_report import explain_memory
+
+    report = explain_memory(config.engine)
+    for line in report.lines:
+        print(line)
+    if report.refusal is None:
+        return 0
+    _say(report.refusal.message)
+    return report.refusal.exit_code
 
 
 def _make_engine(config: ServerConfig) -> Any:

@@ -18,4 +18,5 @@ def check_places(
         assert request.status is not RequestStatus.FINISHED
         is_waiting = request.status is not RequestStatus.RUNNING
         assert (request.request_id in waiting) == is_waiting
+        assert request.copy_from is None, "a copy was promised and not planned"
     assert all(not request.block_table for request in waiting.values())

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from mlx_cb.core.checkpoints import BorderState
-from mlx_cb.core.outputs import FinishReason
+from mlx_cb.core.outputs import FinishReason, RequestOutput, SampledToken
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.standing import EQUAL, Standing
 
@@ -40,6 +40,7 @@ class Request:
         num_resident_tokens: how much of it was in the prefix cache when it came.
         account: the user and the rank that its service is charged to.
         most_computed_tokens: what it had computed when it last gave way.
+        copy_from: block whose beginning is copied into the next one that is taken.
         resume_state: what recurrent layers remember of the prefix that was found, for the runner.
         checkpoint_tokens: block borders at which such a state is worth saving, ascending.
         border_state: that of the newest block border the text has passed, from the runner.
@@ -68,6 +69,7 @@ class Request:
     num_cached_tokens: int = 0
     num_hashed_blocks: int = 0
     most_computed_tokens: int = 0
+    copy_from: int | None = None
     resume_state: Any = None
     checkpoint_tokens: tuple[int, ...] = ()
     border_state: BorderState | None = None
@@ -119,6 +121,32 @@ class Request:
     def awaits_last_token(self) -> bool:
         """True when every token it may generate is read or in flight: no further row is needed."""
         return self.num_output_tokens + self.num_in_flight >= self.max_output_tokens
+
+    def delta(
+        self, token: SampledToken, kept: list[int], reason: FinishReason | None
+    ) -> RequestOutput:
+        """What one chosen token adds, of which `kept` belongs to the answer."""
+        return RequestOutput(
+            self.request_id,
+            kept,
+            logprobs=[token.logprobs] if kept and token.logprobs else None,
+            prompt_logprobs=token.prompt_logprobs,
+            finish_reason=reason,
+            stop_token_id=token.token_id if reason is FinishReason.STOP else None,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            embedding=token.embedding,
+        )
+
+    def last_output(self, error: str | None) -> RequestOutput:
+        """The end of a request that has ended without another token."""
+        return RequestOutput(
+            self.request_id,
+            finish_reason=self.finish_reason,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            error=error,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class Restoring:
             return
         hashes = self._kv_cache.hashes_behind_prefix(request)
         if count := self._tier.num_held(hashes):
+            self._kv_cache.keep_full_blocks(request)
             self._left[request.request_id] = hashes[:count]
             self._tier.order(hashes[:count], now)
 
@@ -55,9 +56,7 @@ class Restoring:
             taken = request.num_computed_tokens - before
             if taken > 0:
                 self.num_tokens += taken
-                self._kv_cache.stats.hit_tokens += taken
-                if request.num_preemptions == 0:
-                    request.num_cached_tokens += taken
+                self._kv_cache.count_found(request, taken)
 
     def _take_next(self, request: Request, plan: SchedulerOutput, make_room: MakeRoom) -> bool:
         """Take one block; False when it has to be waited for, or nothing more will come."""

@@ -17,9 +17,10 @@ from mlx_cb.core.deadlines import Deadlines
 from mlx_cb.core.entrance import Entrance
 from mlx_cb.core.integrity import check_places
 from mlx_cb.core.journal import ChunkRecord, Journal, StepRecord, tell
-from mlx_cb.core.kv_cache_manager import KVCacheManager, PrefixStats
+from mlx_cb.core.kv_cache_manager import KVCacheManager
 from mlx_cb.core.outputs import FinishReason, RequestOutput, SampledToken
 from mlx_cb.core.policies import POLICIES
+from mlx_cb.core.prefix_waits import SharedPrefix
 from mlx_cb.core.pressure import Ladder, admission_order, choose_victim
 from mlx_cb.core.request import Request, RequestEvent, RequestStatus
 from mlx_cb.core.restoring import Restoring
@@ -146,8 +147,7 @@ class Scheduler:
     def _make_room(self, request: Request, num_tokens: int, plan: SchedulerOutput) -> bool:
         """Slots for `num_tokens`, taking others' blocks while there are none; see `choose_victim`.
 
-        Requests that already have rows in this plan, or got blocks back for it, are safe: decodes
-        are visited oldest first. False when the request itself had to give way.
+        Members of this plan are safe. False when the request itself had to give way.
         """
         while not self.kv_cache.allocate_slots(request, num_tokens):
             everyone = (*self.decoding, *self.prefilling)
@@ -161,11 +161,7 @@ class Scheduler:
         return True
 
     def _preempt(self, victim: Request, plan: SchedulerOutput, cause: str) -> None:
-        """Take a request's blocks; it waits again with its output kept and comes back later.
-
-        What launched steps have written stays findable until it is overwritten, and with an SSD
-        tier it is stored before that.
-        """
+        """Take a request's blocks; it waits again, and what was written stays findable."""
         self.ladder.take_from(victim)
         self.kv_cache.remember(victim, min(victim.num_computed_tokens, victim.num_tokens))
         self._release(victim)
@@ -202,11 +198,14 @@ class Scheduler:
             if len(plan.record.passed_over) >= MAX_EXPLAINED and room <= 0:
                 break
             if room <= 0:
+                self.kv_cache.note_parting(request)
                 plan.pass_over(request, "budget")
             elif request.status is RequestStatus.RUNNING:
                 room -= self._schedule_chunk(plan, request, room)
             elif reason := self.entrance.refusal(request):
                 plan.pass_over(request, reason)
+            elif not self.policy.pads_finished and (shared := self.kv_cache.in_the_making(request)):
+                room -= self._wait_for_prefix(plan, request, shared, room)
             elif blocks_short or not self._admit(plan, request):
                 # Whoever comes next must not take the blocks that this one is waiting for.
                 blocks_short = True
@@ -246,8 +245,23 @@ class Scheduler:
         self.restoring.begin(request, plan.record.started)
         return True
 
+    def _wait_for_prefix(
+        self, plan: SchedulerOutput, request: Request, shared: SharedPrefix, room: int
+    ) -> int:
+        """Another one computes what this one needs, so its turn goes there; returns rows given.
+
+        Nobody waits longer so than if each computed everything: the rows are those of its turn.
+        """
+        plan.pass_over(request, "shared prefix")
+        missing = shared.num_tokens - shared.request.num_computed_tokens
+        if missing <= 0 or shared.request not in self.prefilling:
+            return 0  # on its way
+        return self._schedule_chunk(plan, shared.request, min(room, missing))
+
     def _schedule_chunk(self, plan: SchedulerOutput, request: Request, room: int) -> int:
-        """Give a request up to `room` rows; returns how many it got."""
+        """Give a request up to `room` rows, once per step; returns how many it got."""
+        if any(chunk.request is request for chunk in plan.prefills):
+            return 0
         start = request.num_computed_tokens
         count = min(request.num_uncomputed_tokens, room)
         if request in self.restoring:
@@ -255,6 +269,7 @@ class Scheduler:
             return 0
         if not self._make_room(request, start + count, plan):
             return 0
+        plan.copy_promised(request, start // self.kv_cache.block_size)
         request.num_computed_tokens = start + count
         self.ladder.compute(request, start, start + count)
         samples = request.num_uncomputed_tokens == 0
@@ -284,6 +299,7 @@ class Scheduler:
         for chunk in plan.prefills:
             if chunk.request.status is RequestStatus.RUNNING:
                 self.kv_cache.remember(chunk.request, chunk.start + chunk.num_tokens)
+                self.kv_cache.remember_rest(chunk.request, chunk.start + chunk.num_tokens)
         now = self._clock()
         outputs = []
         for request, token in zip(plan.sampling(), sampled, strict=True):
@@ -294,14 +310,15 @@ class Scheduler:
 
     def fail(self, plan: SchedulerOutput, message: str) -> list[RequestOutput]:
         """A step went wrong: its requests end with an error, the others go on."""
-        self.kv_cache.forget_all()
         requests = {r.request_id: r for r in plan.decodes}
         requests |= {c.request.request_id: c.request for c in plan.prefills}
-        return [
+        outputs = [
             self._finish(request, FinishReason.ERROR, error=message)
             for request in requests.values()
             if request.status is not RequestStatus.FINISHED
         ]
+        self.kv_cache.forget_all()
+        return outputs
 
     def preempt_paused(self) -> None:
         """What an operator has paused gives its place and blocks to others, and waits again."""
@@ -327,16 +344,14 @@ class Scheduler:
         self.journal = Journal(self.config.journal_steps)
         self.service.clear()
         self.kv_cache.forget_all()
-        self.kv_cache.stats = PrefixStats()
+        self.kv_cache.forget_stats()
 
     def _append(
         self, request: Request, token: SampledToken, plan: SchedulerOutput, now: float
     ) -> RequestOutput:
         token_ids = request.token_ids
-        if (
-            len(token_ids) % self.kv_cache.block_size == 0
-            and request.status is RequestStatus.RUNNING
-        ):
+        is_full = len(token_ids) % self.kv_cache.block_size == 0
+        if is_full and request.status is RequestStatus.RUNNING:
             self.kv_cache.remember(request, len(token_ids))
         if request.first_token_time is None:
             request.first_token_time = now
@@ -347,17 +362,7 @@ class Scheduler:
         if reason is not None:
             plan.record.finished[request.request_id] = reason.value
             self._finish(request, reason)
-        return RequestOutput(
-            request.request_id,
-            kept,
-            logprobs=[token.logprobs] if kept and token.logprobs else None,
-            prompt_logprobs=token.prompt_logprobs,
-            finish_reason=reason,
-            stop_token_id=token.token_id if reason is FinishReason.STOP else None,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=request.num_cached_tokens,
-            embedding=token.embedding,
-        )
+        return request.delta(token, kept, reason)
 
     def _finish(
         self, request: Request, reason: FinishReason, error: str | None = None
@@ -378,13 +383,7 @@ class Scheduler:
         self.policy.leave(request.user, request.standing)
         self._note(request, "finished", error or reason.value)
         self.journal.keep_story(request, self.step)
-        return RequestOutput(
-            request.request_id,
-            finish_reason=reason,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=request.num_cached_tokens,
-            error=error,
-        )
+        return request.last_output(error)
 
     def _note(self, request: Request, what: str, detail: str) -> None:
         request.events.append(RequestEvent(self._clock(), self.step, what, detail))
@@ -392,5 +391,5 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError unless every request and every block is where it should be."""
         check_places(self.requests, self.waiting, [*self.prefilling, *self.decoding])
-        tables = [request.block_table for request in self.requests.values()]
-        self.kv_cache.pool.check_integrity([*tables, self.pad_table])
+        tables = [self.pad_table, *(request.block_table for request in self.requests.values())]
+        self.kv_cache.pool.check_integrity(tables)

@@ -24,19 +24,28 @@ class ScheduledChunk:
     samples: bool
 
 
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Block `target` gets the content of block `source` before the step runs."""
+
+    source: int
+    target: int
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """The plan of one step. Decode rows come first, then the chunks; one forward runs them all.
 
     `num_padding` rows are computed for nobody, over the block in `pad_table` (static policy only).
     Block ids are below `num_blocks`. Before the rows run, `stores` are copied out of their blocks,
-    then `restores` are put into theirs; `fetches` are contents to read from the SSD meanwhile.
-    `restoring` are the requests that `restores` belong to.
+    then `restores` are put into theirs, then `copies` happen, all at once; `fetches` are contents
+    to read from the SSD meanwhile. `restoring` are the requests that `restores` belong to.
     """
 
     record: StepRecord
     decodes: list[Request] = field(default_factory=list)
     prefills: list[ScheduledChunk] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
     num_padding: int = 0
     num_blocks: int = 0
     pad_table: list[int] = field(default_factory=list)
@@ -64,6 +73,12 @@ class SchedulerOutput:
         """Requests that get a token from this step, in the order of the logit rows."""
         yield from self.decodes
         yield from (chunk.request for chunk in self.prefills if chunk.samples)
+
+    def copy_promised(self, request: Request, index: int) -> None:
+        """A request's block `index` begins with what another block holds, if that was promised."""
+        if request.copy_from is not None:
+            self.copies.append(BlockCopy(request.copy_from, request.block_table[index]))
+            request.copy_from = None
 
     def pass_over(self, request: Request, reason: str) -> None:
         """Note why a request gets nothing from this step."""

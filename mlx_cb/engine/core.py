@@ -16,7 +16,7 @@ from mlx_cb.config import EngineConfig
 from mlx_cb.core.block_pool import BlockPool
 from mlx_cb.core.checkpoints import Checkpoints
 from mlx_cb.core.journal import StepRecord
-from mlx_cb.core.kv_cache_manager import KVCacheManager
+from mlx_cb.core.kv_cache_manager import KVCacheManager, prefix_salt
 from mlx_cb.core.outputs import RequestOutput
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
@@ -26,11 +26,11 @@ from mlx_cb.engine.interface import ModelInfo, Order
 from mlx_cb.engine.overview import count_users, overview
 from mlx_cb.engine.ssd_carrier import SsdCarrier, open_tier
 from mlx_cb.errors import InvalidRequest
-from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
+from mlx_cb.model.cache_spec import CacheSpec, store_as
 from mlx_cb.model.checkpoint import says_where_turns_end
 from mlx_cb.model.embedding_runner import EmbeddingRunner
 from mlx_cb.model.loader import LoadedModel, load
-from mlx_cb.model.machine_memory import Machine
+from mlx_cb.model.machine_memory import Machine, request_memory
 from mlx_cb.model.matmul_tiles import tile_rows
 from mlx_cb.model.memory_plan import Limits, plan_memory
 from mlx_cb.model.probe import probe
@@ -73,13 +73,12 @@ class EngineCore:
         self._clock = clock
         self._in_flight: LaunchedStep | None = None
         self._pending_outputs: list[RequestOutput] = []
-        self.cache_spec = cache_spec or probe(loaded.model, loaded.architecture)
+        found = cache_spec or probe(loaded.model, loaded.architecture)
+        self.cache_spec = store_as(found, config.cache.kv_dtype)
         block_size = config.cache.block_size
         limits = Limits(block_size, config.scheduler.max_num_seqs, loaded.max_model_len)
         self.machine = Machine.read()
-        memory = config.cache.kv_memory
-        if memory is None:
-            memory = self.machine.kv_memory()
+        memory = request_memory(config, self.machine)
         plan = plan_memory(memory, self.cache_spec, limits)
         settings = RunnerSettings(
             block_size,
@@ -110,6 +109,7 @@ class EngineCore:
         self.governor = Governor(self.scheduler, clock)
         pipelined = config.scheduler.pipelined
         self._pipelined = self.runner.runs_beside_host if pipelined is None else pipelined
+        self.runner.choose_late = not (self._pipelined or self.runner.runs_beside_host)
         self.runner.forward.states.checkpoints = checkpoints
         for window, places in plan.window_places.items():
             self.runner.storage.windows[window].budget = places
@@ -195,7 +195,7 @@ class EngineCore:
             user=user,
             standing=standing,
             arrival_time=now,
-            cache_salt=user.encode(),
+            cache_salt=prefix_salt(user, standing.cache_group, self.config.cache.kv_dtype),
             deadline=None if timeout_s is None else now + timeout_s,
         )
         self.runner.prepare(request)
@@ -287,6 +287,17 @@ class EngineCore:
         self.runner.reset()
         return outputs
 
+    def trim_memory(self) -> None:
+        """Give back the blocks that the storage has in advance; only while nothing runs."""
+        self.runner.trim(len(self.scheduler.kv_cache.pool.blocks))
+
+    def release_memory(self) -> None:
+        """Give back every block that no request holds, with the prefixes that were in them."""
+        self.scheduler.kv_cache.forget_all()
+        self.scheduler.kv_cache.pool.shrink(0)
+        self.runner.reset()
+        self.trim_memory()
+
     @property
     def vocab_size(self) -> int:
         """Number of token ids the model knows."""
@@ -347,17 +358,20 @@ class EngineCore:
                 "in_memory": storage.num_blocks,
                 "evictions": pool.num_evictions,
             },
-            "memory": self._memory_status(),
+            "memory": {
+                "weights": self.loaded.weights_bytes,
+                "kv_used": pool.num_used * storage.bytes_per_block,
+                "checkpoints": scheduler.kv_cache.num_checkpoints * self.cache_spec.state_bytes,
+                "max_buffers": self.machine.max_buffers,
+                **self.runner.memory_status(self.cache_spec),
+            },
             "ladder": {
                 "evicted_blocks": pool.num_evictions,
                 "restored_tokens": scheduler.restoring.num_tokens,
                 **asdict(scheduler.ladder),
             },
             "ssd": self.ssd.status(),
-            "prefix_cache": {
-                "queried_tokens": scheduler.kv_cache.stats.queried_tokens,
-                "hit_tokens": scheduler.kv_cache.stats.hit_tokens,
-            },
+            "prefix_cache": scheduler.kv_cache.stats.as_dict(),
             "steps": {
                 "count": self.counters.steps,
                 "failed": self.counters.failed_steps,
@@ -372,21 +386,4 @@ class EngineCore:
             "users": count_users(scheduler),
             "machine_seconds": dict(scheduler.service),
             "control": self.governor.as_dict(),
-        }
-
-    def _memory_status(self) -> dict[str, Any]:
-        pool, storage = self.scheduler.kv_cache.pool, self.runner.storage
-        num_checkpoints = self.scheduler.kv_cache.num_checkpoints
-        return {
-            "weights": self.loaded.weights_bytes,
-            "kv": storage.nbytes,
-            "kv_used": pool.num_used * storage.bytes_per_block,
-            "kinds": [asdict(kind) for kind in layer_kinds(self.cache_spec)],
-            "window_places": {str(w): b.num_places for w, b in storage.windows.items()},
-            "states": self.runner.forward.states.nbytes,
-            "state_per_request": self.cache_spec.state_bytes,
-            "checkpoints": num_checkpoints * self.cache_spec.state_bytes,
-            "buffers": self.runner.num_buffers,
-            "max_buffers": self.machine.max_buffers,
-            **self.runner.memory_usage(),
         }

@@ -150,15 +150,14 @@ class WorkerChannel:
         self._connection = connection
         self._buffer = FrameBuffer()
 
-    def receive(self, *, wait: bool, timeout_s: float | None = None) -> list[ToWorker]:
-        """Messages that are there; with `wait`, at least one unless the front is gone, or the
-        time is over.
+    def receive(self, wait_s: float | None) -> list[ToWorker]:
+        """Messages that are there; without any, those that come within `wait_s` seconds.
 
-        Raises EOFError when the front has closed its end.
+        None waits for ever. Raises EOFError when the front has closed its end.
         """
         messages: list[ToWorker] = []
         while True:
-            self._connection.settimeout(timeout_s if wait and not messages else 0.0)
+            self._connection.settimeout(0.0 if messages else wait_s)
             try:
                 data = self._connection.recv(1 << 20)
             except (BlockingIOError, TimeoutError):

@@ -44,9 +44,12 @@ def overview(scheduler: Scheduler, now: float, after: int) -> dict[str, Any]:
     }
 
 
-def count_users(scheduler: Scheduler) -> dict[str, dict[str, int]]:
-    """Unfinished requests of each user, waiting and running."""
-    users: dict[str, dict[str, int]] = {}
+def count_users(scheduler: Scheduler) -> dict[str, dict[str, Any]]:
+    """Unfinished requests of each user, waiting and running, and what the prefix cache did."""
+    users: dict[str, dict[str, Any]] = {
+        user: {"waiting": 0, "running": 0, "prefix_cache": counts}
+        for user, counts in scheduler.kv_cache.counts_by_user().items()
+    }
     for request in scheduler.requests.values():
         counts = users.setdefault(request.user, {"waiting": 0, "running": 0})
         counts["waiting" if request.request_id in scheduler.waiting else "running"] += 1

@@ -11,7 +11,7 @@ import logging
 import signal
 import socket
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_cb.engine.messages import (
     Abort,
@@ -31,6 +31,9 @@ from mlx_cb.engine.messages import (
 from mlx_cb.errors import MlxCbError
 from mlx_cb.model.light_import import skip_mlx_lm_init
 
+if TYPE_CHECKING:
+    from mlx_cb.engine.idle_memory import IdleMemory
+
 log = logging.getLogger("mlx_cb.engine")
 
 
@@ -49,7 +52,7 @@ class Worker:
         skip_mlx_lm_init()
         from mlx_cb.engine.core import EngineCore
 
-        (start,) = self._channel.receive(wait=True)
+        (start,) = self._channel.receive(None)
         assert isinstance(start, Start)
         try:
             self._core = EngineCore.load(start.config)
@@ -66,11 +69,15 @@ class Worker:
             self._core.close()
 
     def _serve(self) -> None:
+        from mlx_cb.engine.idle_memory import IdleMemory
+
+        idle_memory = IdleMemory(self._core)
         while not self._stopping:
-            is_held = self._core.is_held
-            wait = is_held or (not self._core.has_work and not self._core.idle())
-            for message in self._channel.receive(wait=wait, timeout_s=HELD_S if is_held else None):
+            messages = self._channel.receive(self._wait_s(idle_memory))
+            for message in messages:
                 self._take(message)
+            if not (messages or self._core.has_work):
+                idle_memory.rest()
             if self._core.has_work:
                 outputs = self._core.step()
                 record = self._core.last_measured
@@ -78,6 +85,13 @@ class Worker:
                 if record is not None:
                     tokens, seconds = record.rows_prefill, record.seconds or 0.0
                 self._channel.send(StepOutputs(outputs, tokens, seconds))
+
+    def _wait_s(self, idle_memory: IdleMemory) -> float | None:
+        """Seconds to wait for messages; None for ever."""
+        if self._core.is_held:
+            return HELD_S
+        is_busy = self._core.has_work or self._core.idle()
+        return 0.0 if is_busy else idle_memory.wait_s()
 
     def _take(self, message: ToWorker) -> None:
         match message:

@@ -6,7 +6,7 @@ name, before anything is served.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -21,6 +21,7 @@ from mlx_lm.models.cache import (
 )
 
 from mlx_cb.attention.kv_storage import KVLayerSpec
+from mlx_cb.attention.stored_form import CODES, stored_form
 from mlx_cb.errors import UnsupportedModel
 from mlx_cb.model.cache_tree import leaves
 
@@ -116,6 +117,23 @@ def read_caches(model: nn.Module, architecture: str) -> CacheSpec:
     )
 
 
+def store_as(spec: CacheSpec, kv_dtype: str) -> CacheSpec:
+    """The spec with keys and values kept as `--kv-dtype` says; `auto` keeps what is computed.
+
+    Raises UnsupportedModel when this model's keys and values cannot be kept so.
+    """
+    if kv_dtype in CODES and not spec.layers:
+        raise UnsupportedModel(
+            f"--kv-dtype {kv_dtype}: this model keeps states and no keys or values. "
+            "Hint: use --kv-dtype auto."
+        )
+    layers = [
+        replace(a, stored=stored_form(kv_dtype, a.dtype, (a.key_dim, a.value_dim)))
+        for a in spec.layers
+    ]
+    return replace(spec, layers=tuple(layers))
+
+
 def _check(cache: Any, architecture: str) -> None:
     if type(cache) not in (KVCache, RotatingKVCache, ChunkedKVCache, ArraysCache):
         raise UnsupportedModel(
@@ -146,17 +164,19 @@ class LayerKind:
 
     kind: str
     window: int | None
+    stored_as: str
     num_layers: int
     bytes_per_token: int
 
 
 def layer_kinds(spec: CacheSpec) -> list[LayerKind]:
     """What the attention layers keep, grouped; latents are keys and values of unequal width."""
-    grouped: dict[tuple[str, int | None], list[int]] = {}
+    grouped: dict[tuple[str, int | None, str], list[int]] = {}
     for layer in spec.layers:
         is_latent = layer.num_kv_heads == 1 and layer.key_dim != layer.value_dim
         kind = "latent" if is_latent else "keys and values"
-        grouped.setdefault((kind, layer.window), []).append(layer.bytes_per_token)
+        grouped.setdefault((kind, layer.window, layer.form.name), []).append(layer.bytes_per_token)
     return [
-        LayerKind(kind, window, len(sizes), sum(sizes)) for (kind, window), sizes in grouped.items()
+        LayerKind(*key, num_layers=len(sizes), bytes_per_token=sum(sizes))
+        for key, sizes in grouped.items()
     ]

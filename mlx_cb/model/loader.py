@@ -48,6 +48,20 @@ class LoadedModel:
 
 def load(config: ModelConfig) -> LoadedModel:
     """Load a model. Raises ModelNotFound, UnsupportedModel or OutOfMemory in one sentence."""
+    opened = open_model(config)
+    check_memory(opened.path.name, opened.weights_bytes)
+    try:
+        mx.eval(opened.model.parameters())
+    except (ValueError, RuntimeError, OSError) as error:
+        raise _load_error(opened.path, error) from error
+    return opened
+
+
+def open_model(config: ModelConfig) -> LoadedModel:
+    """The model as it would be loaded, its weights still in the files.
+
+    Raises ModelNotFound or UnsupportedModel in one sentence.
+    """
     path = resolve(config)
     _check_files(path)
     from mlx_lm.utils import get_total_parameters, load_model
@@ -59,14 +73,12 @@ def load(config: ModelConfig) -> LoadedModel:
         model_config = dict(model_config)
         parameters = get_total_parameters(model)
         dtype = _compute_dtype(config, model, parameters)
-        _check_memory(path, parameters, dtype)
         if dtype is not None:
             _expand(model, dtype)
         if config.adapter is not None:
             from mlx_cb.model.adapter import apply_adapter
 
             apply_adapter(model, Path(config.adapter).expanduser())
-        mx.eval(model.parameters())
     except SystemExit as error:  # a model file that wants a package which is not installed
         raise UnsupportedModel(
             f"{path}: mlx-lm's file for this family needs a package that is not installed. "
@@ -151,17 +163,14 @@ def _compute_dtype(config: ModelConfig, model: nn.Module, parameters: int) -> mx
     return mx.float32 if on_cpu and fits else None
 
 
-def _check_memory(path: Path, parameters: int, dtype: mx.Dtype | None) -> None:
-    needed = (
-        parameters * dtype.size
-        if dtype is not None
-        else sum(file.stat().st_size for file in path.glob("model*.safetensors"))
-    )
+def check_memory(name: str, weights_bytes: int) -> None:
+    """Raise OutOfMemory when the weights are larger than what is available."""
     available = psutil.virtual_memory().available
-    if needed > available:
+    if weights_bytes > available:
         raise OutOfMemory(
-            f"The weights of {path.name} take {needed / 2**30:.1f} GiB and {available / 2**30:.1f} "
-            "GiB of memory are available. Hint: take a smaller or more quantized model."
+            f"The weights of {name} take {weights_bytes / 2**30:.1f} GiB and "
+            f"{available / 2**30:.1f} GiB of memory are available. "
+            "Hint: take a smaller or more quantized model."
         )
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 import psutil
 
+from mlx_cb.config import EngineConfig
+
 WORKSPACE_SHARE = 0.1  # of the working set: activations of a step, MLX's own cache of buffers
 SPARE_SHARE = 0.7  # of what no program uses now, on a machine that people work on
 CPU_SHARE = 0.4  # of what no program uses now, without a GPU: a step's work is in the same memory
@@ -53,3 +55,10 @@ class Machine:
             return int(available * CPU_SHARE)
         left = self.working_set * (1 - WORKSPACE_SHARE) - self.active - still_to_load
         return max(0, min(int(left), int(available * SPARE_SHARE)))
+
+
+def request_memory(config: EngineConfig, machine: Machine, still_to_load: int = 0) -> int:
+    """Bytes that requests may take: what was asked for, or what the machine can spare."""
+    if config.cache.kv_memory is not None:
+        return config.cache.kv_memory
+    return machine.kv_memory(still_to_load)

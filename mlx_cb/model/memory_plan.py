@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from mlx_cb.errors import OutOfMemory
 from mlx_cb.model.cache_spec import CacheSpec
@@ -34,6 +35,10 @@ class MemoryPlan:
     max_num_seqs: int
     num_checkpoints: int
     window_places: dict[int, int]
+
+    def num_users(self, context: int, block_size: int) -> int:
+        """Requests of `context` tokens each that fit at once, sharing nothing."""
+        return min(self.max_num_seqs, self.num_blocks // -(-context // block_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,18 @@ def plan_memory(memory: int, spec: CacheSpec, limits: Limits) -> MemoryPlan:
         )
     fitting = {window: min(count, num_blocks) for window, count in places.items()}
     return MemoryPlan(num_blocks, max_num_seqs, num_checkpoints, fitting)
+
+
+def workspace_bytes(config: dict[str, Any], itemsize: int) -> int:
+    """Roughly what one step takes beside weights and blocks, from a model's configuration.
+
+    A chunk's rows through the widest layer (its input, gate, product and output), and as many
+    rows of logits as requests sample at once by default.
+    """
+    hidden = int(config.get("hidden_size") or 0)
+    widest = max(hidden, int(config.get("intermediate_size") or 0))
+    logits = 64 * int(config["vocab_size"]) * 4
+    return CHUNK_TOKENS * (4 * hidden + 3 * widest) * itemsize + logits
 
 
 def _window_places(spec: CacheSpec, limits: Limits, max_num_seqs: int) -> dict[int, int]:

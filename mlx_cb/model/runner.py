@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from mlx_cb.core.outputs import SampledToken, TokenLogprobs
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler_output import SchedulerOutput
 from mlx_cb.model import sampler
-from mlx_cb.model.cache_spec import CacheSpec
+from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
 from mlx_cb.model.forward_batch import ForwardBatch, PreviousTokens
 from mlx_cb.model.grammar import Grammars
 from mlx_cb.model.loader import LoadedModel
@@ -45,7 +45,8 @@ class LaunchedStep:
     """A step on its way.
 
     `requests` get a token each; `rows` says how, unless all take the arg max. `token_ids` is None
-    while the choice has to wait for the host (`sample_late`).
+    while the choice has to wait for the host (`sample_late`). `tells_logits` when somebody wants to
+    know log-probabilities.
     """
 
     plan: SchedulerOutput
@@ -55,6 +56,7 @@ class LaunchedStep:
     logits: mx.array | None
     token_ids: mx.array | None
     launched: float
+    tells_logits: bool
 
     @property
     def sample_late(self) -> bool:
@@ -106,6 +108,9 @@ class ModelRunner:
         self.grammars = Grammars(
             settings.tokenizer_file, int(loaded.config["vocab_size"]), loaded.eos_token_ids
         )
+        #: Leave the arg max to NumPy, which is ten times faster than MLX's on a CPU. Only for who
+        #: does not launch a step before the last one is read.
+        self.choose_late = False
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self._last_ready = 0.0
 
@@ -132,6 +137,10 @@ class ModelRunner:
         launched = time.perf_counter()
         self._ensure_blocks(plan.num_blocks)
         self._window_places.prepare(plan)
+        if plan.copies:
+            self.storage.copy_blocks(
+                [copy.source for copy in plan.copies], [copy.target for copy in plan.copies]
+            )
         unread = previous.unread() if previous is not None else None
         batch = ForwardBatch.build(plan, self.storage.block_size, unread)
         requests = list(plan.sampling())
@@ -141,12 +150,14 @@ class ModelRunner:
         output = self.forward.run(batch)
         logits = output.astype(mx.float32) if batch.attention.logit_rows.size else None
         token_ids = self._choose_now(logits, requests, rows)
-        wants_logits = any(request.params.logprobs is not None for request in requests)
-        if token_ids is not None and not (wants_logits or batch.prompt_rows):
+        tells_logits = bool(batch.prompt_rows) or any(
+            request.params.logprobs is not None for request in requests
+        )
+        if token_ids is not None and not tells_logits:
             logits = None
         wanted = [array for array in (logits, token_ids) if array is not None]
         mx.async_eval(*wanted, *self.storage.arrays(), *self.forward.states.arrays())
-        return LaunchedStep(plan, batch, requests, rows, logits, token_ids, launched)
+        return LaunchedStep(plan, batch, requests, rows, logits, token_ids, launched, tells_logits)
 
     def _choose_now(
         self, logits: mx.array | None, requests: list[Request], rows: list[SampleRow]
@@ -156,7 +167,7 @@ class ModelRunner:
             return None
         sampled = logits[: len(requests)]
         if not rows:
-            return mx.argmax(sampled, axis=-1).astype(mx.int32)
+            return None if self.choose_late else mx.argmax(sampled, axis=-1).astype(mx.int32)
         if self._on_cpu or any(request.params.depends_on_history for request in requests):
             return None
         return self._choose_on_device(sampler.adjust(sampled, rows, mx), rows)
@@ -177,9 +188,11 @@ class ModelRunner:
         elif step.logits is not None:
             logits = np.array(step.logits, copy=False)
             token_ids = self._choose_late(step)
+            if not step.tells_logits:
+                logits = None
         else:
             mx.eval(
-                *self.forward.states.arrays(), *[layer.values for layer in self.storage.layers[-1:]]
+                self.forward.states.arrays(), [a.values.arrays for a in self.storage.layers[-1:]]
             )
             token_ids = np.zeros(0, dtype=np.int64)
         ready = time.perf_counter()
@@ -196,7 +209,7 @@ class ModelRunner:
 
     def _choose_late(self, step: LaunchedStep) -> np.ndarray[Any, Any]:
         assert step.logits is not None
-        sampled: Any = step.logits[: len(step.rows)]
+        sampled: Any = step.logits[: len(step.requests)]
         xp: Any = np if self._on_cpu else mx
         if self._on_cpu:
             sampled = np.array(sampled, copy=False)
@@ -236,6 +249,11 @@ class ModelRunner:
         self._prompt_logprobs.pop(request_id, None)
         self.grammars.forget(request_id)
 
+    def trim(self, num_blocks: int) -> None:
+        """Keep no more than `num_blocks` blocks in memory."""
+        if self.storage.num_blocks > num_blocks:
+            self.storage.resize(num_blocks)
+
     def reset(self) -> None:
         """Give up everything that is kept between steps, after a step that failed."""
         self.storage.clear()
@@ -243,9 +261,19 @@ class ModelRunner:
         self._prompt_logprobs.clear()
         mx.clear_cache()
 
-    def memory_usage(self) -> dict[str, int]:
-        """Bytes that MLX holds now, and the most it ever held."""
-        return {"active": mx.get_active_memory(), "peak": mx.get_peak_memory()}
+    def memory_status(self, spec: CacheSpec) -> dict[str, Any]:
+        """What is kept between steps, and what MLX holds now and held at most; bytes."""
+        storage, states = self.storage, self.forward.states
+        return {
+            "kv": storage.nbytes,
+            "kinds": [asdict(kind) for kind in layer_kinds(spec)],
+            "window_places": {str(w): b.num_places for w, b in storage.windows.items()},
+            "states": states.nbytes,
+            "state_per_request": spec.state_bytes,
+            "buffers": self.num_buffers,
+            "active": mx.get_active_memory(),
+            "peak": mx.get_peak_memory(),
+        }
 
     @property
     def num_buffers(self) -> int:

@@ -30,7 +30,8 @@ class WindowPlaces:
             if request.status is not RequestStatus.RUNNING:
                 del self._running[name]
         for window in self._windows:
-            needed = [np.array(plan.pad_table, dtype=np.int64)]
+            copied = [copy.source for copy in plan.copies]
+            needed = [np.array([*plan.pad_table, *copied], dtype=np.int64)]
             for request in plan.decodes:
                 end = request.num_computed_tokens
                 needed.append(_blocks(window, request, end - 1, end))

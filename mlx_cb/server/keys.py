@@ -46,6 +46,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_output_tokens: int | None = None
     weight: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
     rank: Annotated[int, msgspec.Meta(ge=0, le=1)] = 0
+    cache_group: str = ""
 
     def user(self) -> User:
         """Whom the key stands for."""
@@ -58,7 +59,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             max_queued=self.max_queued,
             max_input_tokens=self.max_input_tokens,
             max_output_tokens=self.max_output_tokens,
-            standing=Standing(self.weight, self.rank),
+            standing=Standing(self.weight, self.rank, self.cache_group),
         )
 
     def is_expired(self, now: float) -> bool:

@@ -30,6 +30,18 @@ _ENGINE_GAUGES = {
     "ssd_bytes": "Bytes of the SSD tier's files, other models' included",
     "ssd_blocks": "Blocks of this model on the SSD",
     "ssd_written_bytes_today": "Bytes written to the SSD tier today, UTC",
+    "kv_blocks_used": "KV blocks that requests use",
+    "kv_blocks_cached": "KV blocks whose content can be found again",
+    "kv_blocks_available": "KV blocks that can be taken now",
+    "kv_blocks_in_memory": "KV blocks that exist in memory",
+    "kv_evictions": "KV blocks that lost their content to another one since the engine started",
+    "prefix_cache_hit_rate": "Part of the looked-up tokens that were found, 0 to 1",
+}
+_USER_GAUGES = {
+    "user_prefix_cache_queries": ("queries", "Requests that looked for a known prefix, by user"),
+    "user_prefix_cache_hits": ("hits", "Requests that found one, by user"),
+    "user_prefix_cache_hit_tokens": ("hit_tokens", "Tokens that were found, by user"),
+    "user_kv_evictions": ("evictions", "A user's blocks that lost their content to others"),
 }
 
 
@@ -79,6 +91,10 @@ class Metrics:
         self._engine = {
             name: Gauge(f"mlx_cb:{name}", text, registry=r) for name, text in _ENGINE_GAUGES.items()
         }
+        self._users = {
+            name: Gauge(f"mlx_cb:{name}", text, ["user"], registry=r)
+            for name, (_, text) in _USER_GAUGES.items()
+        }
 
     def saw_first_token(self, seconds: float, user: str) -> None:
         """A first token came so long after its request."""
@@ -95,6 +111,9 @@ class Metrics:
         self._live.set(num_live)
         for name, value in _engine_values(engine_status).items():
             self._engine[name].set(value)
+        for user, counts in engine_status.get("users", {}).items():
+            for name, (key, _) in _USER_GAUGES.items():
+                self._users[name].labels(user).set(counts.get("prefix_cache", {}).get(key, 0))
         if control := engine_status.get("control"):
             self._show_control(control)
         return generate_latest(self._registry)
@@ -117,6 +136,11 @@ def _engine_values(status: dict[str, Any]) -> dict[str, float]:
         values["num_preemptions"] = requests["preemptions"]
     if blocks:
         values["kv_cache_usage_perc"] = blocks["used"] / max(1, blocks["capacity"])
+        for name in ("used", "cached", "available", "in_memory"):
+            values[f"kv_blocks_{name}"] = blocks[name]
+        values["kv_evictions"] = blocks["evictions"]
+    if prefix_cache := status.get("prefix_cache"):
+        values["prefix_cache_hit_rate"] = prefix_cache["hit_rate"]
     if control := status.get("control"):
         values["control_frozen"] = float(control["frozen"])
     if steps := status.get("steps"):

@@ -32,9 +32,9 @@ def latents(rank: int, rope: int, dtype: mx.Dtype, rng: np.random.Generator) -> 
     """A layer of 40 blocks full of random latents and rotated keys."""
     layer = KVLayer(KVLayerSpec(1, rank, rope, dtype), BLOCK)
     layer.resize(40)
-    for name in ("keys", "values"):
-        shape = getattr(layer, name).shape
-        setattr(layer, name, mx.array(rng.standard_normal(shape).astype("f4")).astype(dtype))
+    for tiles in (layer.keys, layer.values):
+        shape = tiles.arrays[0].shape
+        tiles.arrays[0] = mx.array(rng.standard_normal(shape).astype("f4")).astype(dtype)
     return layer
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlx_cb.attention.addresses import Slots
 from mlx_cb.attention.kv_storage import KVLayer, KVLayerSpec, KVStorage
 from mlx_cb.attention.metadata import AttentionMetadata
 from mlx_cb.attention.reference import ReferenceBackend, group_decodes
@@ -102,8 +103,8 @@ def test_equals_attention_written_out(
     layer = KVLayer(KVLayerSpec(num_kv_heads, *dims, mx.float32, window), block_size)
     layer.resize(int(meta.block_tables.max()) + 4)
     # Stale content of other requests: finite, and must not be seen.
-    layer.keys = layer.keys + 3.0
-    layer.values = layer.values - 9.0
+    layer.keys.arrays[0] = layer.keys.arrays[0] + 3.0
+    layer.values.arrays[0] = layer.values.arrays[0] - 9.0
     keys = [rng.standard_normal((n, num_kv_heads, dims[0])).astype("f4") for n in meta.seq_lens]
     values = [rng.standard_normal((n, num_kv_heads, dims[1])).astype("f4") for n in meta.seq_lens]
     for entry, (before, _) in enumerate(entries):
@@ -112,8 +113,7 @@ def test_equals_attention_written_out(
             layer.write(
                 mx.array(keys[entry][position][None]),
                 mx.array(values[entry][position][None]),
-                mx.array([int(block)]),
-                mx.array([offset]),
+                Slots(mx.array([int(block)]), mx.array([offset])),
             )
     backend = ReferenceBackend(block_size)
     backend.begin(meta)
@@ -147,25 +147,26 @@ def test_resizing_keeps_what_stays(blocks: tuple[int, int]) -> None:
     storage = KVStorage([KVLayerSpec(2, 8, 4, mx.float16)] * 2, 4)
     storage.resize(before)
     for layer in storage.layers:
-        layer.keys = layer.keys + mx.arange(before, dtype=mx.float16)[:, None, None, None]
+        marks = mx.arange(before, dtype=mx.float16)[:, None, None, None]
+        layer.keys.arrays[0] = layer.keys.arrays[0] + marks
     storage.resize(after)
     assert storage.num_blocks == after
     assert storage.nbytes == after * storage.bytes_per_block == after * 4 * 2 * (8 + 4) * 2 * 2
     kept = min(before, after)
     for layer in storage.layers:
-        assert layer.values.shape == (after, 2, 4, 4)
-        assert np.array(layer.keys)[:kept, 0, 0, 0].tolist() == list(range(kept))
+        assert layer.values.arrays[0].shape == (after, 2, 4, 4)
+        assert np.array(layer.keys.arrays[0])[:kept, 0, 0, 0].tolist() == list(range(kept))
 
 
 def test_writes_are_in_place() -> None:
     """A pool of 64 MiB is written 20 times; a copy would double the peak."""
     layer = KVLayer(KVLayerSpec(8, 64, 64, mx.float32), 16)
     layer.resize(1024)
-    mx.eval(layer.keys, layer.values)
+    mx.eval(layer.arrays())
     mx.reset_peak_memory()
     base = mx.get_active_memory()
     for step in range(20):
         rows = mx.ones((4, 8, 64))
-        layer.write(rows, rows, mx.array([step, 1, 2, 3]), mx.array([0, 1, 2, 3]))
-        mx.eval(layer.keys, layer.values)
+        layer.write(rows, rows, Slots(mx.array([step, 1, 2, 3]), mx.array([0, 1, 2, 3])))
+        mx.eval(layer.arrays())
     assert mx.get_peak_memory() - base < 2**20

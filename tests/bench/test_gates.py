@@ -142,3 +142,10 @@ class TestSsdFile(TestShippedFile):
 
     def test_every_goal_of_the_issue_is_there(self):
         assert {gate.goal for gate in self.file.gate} == {"G8", "G21"}
+
+
+class TestMemoryFile(TestShippedFile):
+    file = read_gates(SHIPPED.with_name("gates_memory.toml"))
+
+    def test_every_goal_of_the_issue_is_there(self):
+        assert {gate.goal for gate in self.file.gate} == {"G8", "G9", "G14", "G21"}

@@ -124,6 +124,8 @@ class World:
         self.asked += plan.fetches
         contents = {o.block_id: self.staged.pop(o.content_hash) for o in plan.restores}
         self.blocks |= {block_id: list(content) for block_id, content in contents.items()}
+        copied = {copy.target: list(self.blocks[copy.source]) for copy in plan.copies}
+        self.blocks |= copied
         self.staged = {h: c for h, c in self.staged.items() if self.tier.is_staged(h)}
         spans = [(r, r.num_computed_tokens - 1, r.num_computed_tokens) for r in plan.decodes]
         spans += [(c.request, c.start, c.start + c.num_tokens) for c in plan.prefills]

@@ -190,6 +190,7 @@ def test_memory_is_accounted_per_kind_of_layer(tmp_path: Path) -> None:
         {
             "kind": "keys and values",
             "window": None,
+            "stored_as": "float32",
             "num_layers": 2,
             "bytes_per_token": per_token,
         }

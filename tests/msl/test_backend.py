@@ -8,12 +8,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_cb.attention.addresses import Slots
 from mlx_cb.attention.kernels import KernelCall
 from mlx_cb.attention.kv_storage import KVLayer, KVLayerSpec
 from mlx_cb.attention.metadata import AttentionMetadata
 from mlx_cb.attention.metal import MetalBackend, Variant, proof_cases
 from mlx_cb.attention.reference import ReferenceBackend
 from mlx_cb.attention.select import make_backend
+from mlx_cb.attention.stored_form import stored_form
 from mlx_cb.attention.tuning import Tuning
 from mlx_cb.errors import MlxCbError
 from tests import tiny
@@ -50,11 +52,15 @@ def step(contexts: list[int], chunks: list[int], rng: np.random.Generator) -> At
 def layer_of(spec: KVLayerSpec, rng: np.random.Generator) -> KVLayer:
     layer = KVLayer(spec, BLOCK)
     layer.resize(40)
-    for name in ("keys", "values"):
-        shape = getattr(layer, name).shape
-        setattr(
-            layer, name, mx.array(rng.standard_normal(shape).astype(np.float32)).astype(spec.dtype)
+    shape = (BLOCK, spec.num_kv_heads, spec.key_dim)
+    for block in range(40):
+        keys, values = (
+            mx.array(rng.standard_normal(shape).astype(np.float32)).astype(spec.dtype)
+            for _ in range(2)
         )
+        slots = Slots(mx.full(BLOCK, block, dtype=mx.int32), mx.arange(BLOCK))
+        layer.write(keys, values, slots)
+    mx.eval(layer.arrays())
     return layer
 
 
@@ -64,13 +70,22 @@ def layer_of(spec: KVLayerSpec, rng: np.random.Generator) -> KVLayer:
     ids=["decodes", "chunks", "both"],
 )
 @pytest.mark.parametrize(("window", "sinks"), [(None, False), (10, True)])
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [(mx.float32, "auto"), (mx.float16, "auto"), (mx.float32, "int8"), (mx.float16, "int4")],
+)
 def test_backend_agrees_with_reference(
-    contexts: list[int], chunks: list[int], window: int | None, sinks: bool, dtype: mx.Dtype
+    contexts: list[int],
+    chunks: list[int],
+    window: int | None,
+    sinks: bool,
+    dtype: mx.Dtype,
+    kv_dtype: str,
 ) -> None:
     rng = np.random.default_rng(len(contexts))
     metadata = step(contexts, chunks, rng)
-    layer = layer_of(KVLayerSpec(2, 64, 64, dtype, window), rng)
+    stored = stored_form(kv_dtype, dtype, (64, 64))
+    layer = layer_of(KVLayerSpec(2, 64, 64, dtype, window, stored), rng)
     rows = int(metadata.query_start_loc[-1])
     queries = mx.array(rng.standard_normal((rows, 6, 1, 64)).astype(np.float32)).astype(dtype)
     keys, values = (
@@ -102,13 +117,13 @@ def test_writes_do_not_copy_the_pool() -> None:
     backend = MetalBackend(BLOCK, emulate, Tuning())
     backend.begin(metadata)
     backend.write(layer, rows, rows)
-    mx.eval(layer.keys, layer.values)
+    mx.eval(layer.arrays())
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for _ in range(3):
         backend.write(layer, rows, rows)
         answer = backend.attend(layer, rows, 0.125, None)
-        mx.eval(answer, layer.keys, layer.values)
+        mx.eval(answer, layer.arrays())
     assert mx.get_peak_memory() - before < 4 << 20
 
 
@@ -148,7 +163,7 @@ def test_a_bad_kernel_is_switched_off_loudly(
 @pytest.mark.parametrize("window", [False, True])
 def test_the_proof_covers_the_texts_that_are_used(window: bool) -> None:
     """Whole and split contexts compile different texts; both must have been proven."""
-    variant = Variant("paged_decode", mx.float16, mx.float16, 64, 64, 4, window, False)
+    variant = Variant("paged_decode", mx.float16, "float16", 64, 64, 4, window, False)
     calls = [c.build().calls for c in proof_cases(variant, BLOCK, Tuning(partition=64))]
     assert [len(c) for c in calls] == [1, 2]
     assert all(dict(c[0].template)["WINDOW"] == window for c in calls)

@@ -82,10 +82,10 @@ def test_a_copied_pool_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     write = KVLayer.write
 
     def copying(self: KVLayer, *rows: mx.array) -> None:
-        kept = self.keys.reshape(-1)  # a second holder of the same buffer
+        kept = self.keys.arrays[0].reshape(-1)  # a second holder of the same buffer
         mx.eval(kept)
         write(self, *rows)
-        mx.eval(self.keys, kept)
+        mx.eval(self.arrays(), kept)
 
     monkeypatch.setattr(KVLayer, "write", copying)
     assert check_writes_in_place(1 << 24).status == "failed"

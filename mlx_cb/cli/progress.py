@@ -1,0 +1,31 @@
+"""Progress bars of commands that take long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+def progress(console: Console) -> Progress:
+    """A bar per line of work, on this console."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def announcer(bar: Progress) -> Callable[[str, int, int], None]:
+    """A line that names what is being done; hears of each run before it begins."""
+    line = bar.add_task("starting", total=None)
+
+    def announce(name: str, number: int, total: int) -> None:
+        bar.update(line, description=name, completed=number - 1, total=total)
+        if not bar.console.is_terminal:  # a bar shows nothing in a file or a pipe
+            bar.console.print(f"{number} of {total}: {name}")
+
+    return announce
