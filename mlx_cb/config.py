@@ -101,6 +101,7 @@ class ServerConfig:
     Attributes:
         keys_file: who has a key; None for a server of this machine alone, without keys.
         usage_file: SQLite file of what each user took; None keeps it in memory only.
+        conversations_file: SQLite file of the web chat; None keeps it in memory only.
         lan: listens on every address and is announced by Bonjour.
         tls: certificate and key, `auto` for a local authority's, None for none.
         request_timeout_s: when an answer ends at the latest, for clients that name no time.
@@ -119,6 +120,7 @@ class ServerConfig:
     strict_model: bool = False
     keys_file: Path | None = None
     usage_file: Path | None = None
+    conversations_file: Path | None = None
     lan: bool = False
     tls: tuple[Path, Path] | str | None = None
     allowed_hosts: tuple[str, ...] = ()

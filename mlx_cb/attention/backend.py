@@ -36,8 +36,7 @@ class AttentionBackend(ABC):
             keys: (T, num_kv_heads, 1, key_dim).
             values: (T, num_kv_heads, 1, value_dim).
         """
-        block_ids, offsets = self.metadata.block_ids, self.metadata.block_offsets
-        layer.write(keys[:, :, 0], values[:, :, 0], block_ids, offsets, self.quantize)
+        layer.write(keys.squeeze(2), values.squeeze(2), self.metadata.slots, self.quantize)
 
     def quantize(self, rows: mx.array, bits: int) -> QuantizedRows:
         """(..., D) rows as codes, for layers that are stored so."""

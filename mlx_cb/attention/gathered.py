@@ -9,6 +9,7 @@ from __future__ import annotations
 import mlx.core as mx
 from mlx_lm.models.cache import create_attention_mask
 
+from mlx_cb.attention.addresses import BlockTable
 from mlx_cb.attention.kv_storage import KVLayer
 from mlx_cb.attention.metadata import AttentionMetadata
 
@@ -17,7 +18,7 @@ class GatheredContext:
     """Index arrays that all layers of one forward share: rows, or one chunk.
 
     Attributes:
-        block_table: (entries, blocks) int32.
+        block_table: (entries, blocks) ids.
         length: tokens of the longest context.
         positions: (rows,) int32.
         mask_shape: that of (entries,) values to compare with the context's index.
@@ -28,7 +29,7 @@ class GatheredContext:
         self.mask_shape = (-1, *(1,) * (mask_axes - 1))
         self.length = int(metadata.seq_lens.max())
         num_blocks = -(-self.length // block_size)
-        self.block_table = mx.array(metadata.block_tables[:, :num_blocks])
+        self.block_table = BlockTable(mx.array(metadata.block_tables[:, :num_blocks]))
         self.positions = metadata.positions
 
 
@@ -70,7 +71,7 @@ class GatheredKVCache:
 
     def _write(self, keys: mx.array, values: mx.array) -> None:
         metadata = self.context.metadata
-        self.layer.write(keys, values, metadata.block_ids, metadata.block_offsets)
+        self.layer.write(keys, values, metadata.slots)
         self.keys, self.values = (
             array[:, :, : self.context.length]
             for array in self.layer.gather(self.context.block_table)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from mlx_cb.attention.addresses import BlockTable, Slots
 from mlx_cb.attention.stored_form import Floats, Quantizer, StoredForm, quantize_plainly
 
 
@@ -80,14 +81,13 @@ class Tiles:
             mx.eval(array)
             self.arrays[index] = array
 
-    def write(
-        self, rows: mx.array, block_ids: mx.array, offsets: mx.array, quantizer: Quantizer
-    ) -> None:
+    def write(self, rows: mx.array, slots: Slots, quantizer: Quantizer) -> None:
         """Store (T, num_heads, dim) rows."""
         if not self.dim:
             return
-        for index, part in enumerate(self.form.encode(rows, quantizer)):
-            self.arrays[index][block_ids, :, offsets] = part
+        index = slots.index(rows.shape[1])
+        for number, part in enumerate(self.form.encode(rows, quantizer)):
+            self.arrays[number][index] = part
 
     def gather(self, tiles: mx.array) -> mx.array:
         """Contiguous copies of whole tiles, decoded.
@@ -152,13 +152,12 @@ class KVLayer:
         self,
         keys: mx.array,
         values: mx.array,
-        block_ids: mx.array,
-        block_offsets: mx.array,
+        slots: Slots,
         quantizer: Quantizer = quantize_plainly,
     ) -> None:
         """Store T rows: keys (T, num_kv_heads, key_dim), values (T, num_kv_heads, value_dim)."""
-        self.keys.write(keys, block_ids, block_offsets, quantizer)
-        self.values.write(values, block_ids, block_offsets, quantizer)
+        self.keys.write(keys, slots, quantizer)
+        self.values.write(values, slots, quantizer)
 
     def put_blocks(self, block_ids: mx.array, parts: Sequence[mx.array]) -> None:
         """Overwrite whole blocks; one part per array of `arrays`, (N, heads, block_size, width)."""
@@ -166,13 +165,12 @@ class KVLayer:
         self.keys.put_blocks(block_ids, parts[:num_keys])
         self.values.put_blocks(block_ids, parts[num_keys:])
 
-    def gather(self, block_table: mx.array) -> tuple[mx.array, mx.array]:
-        """Contiguous copies of the keys and values of (rows, blocks) int32 block ids.
+    def gather(self, table: BlockTable) -> tuple[mx.array, mx.array]:
+        """Contiguous copies of the keys and values of (rows, blocks) block ids.
 
         Returns: two arrays (rows, num_kv_heads, blocks * block_size, dim) of the spec's dtype.
         """
-        heads = self.spec.num_kv_heads
-        tiles = block_table[:, None, :] * heads + mx.arange(heads, dtype=mx.int32)[:, None]
+        tiles = table.tiles(self.spec.num_kv_heads)
         return self.keys.gather(tiles), self.values.gather(tiles)
 
     def copy_blocks(self, sources: mx.array, targets: mx.array) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlx_cb.attention.addresses import BlockTable
 from mlx_cb.attention.kv_storage import KVLayer, KVLayerSpec
 
 #: A length that broadcasts with nothing, so that any other use of a handle raises.
@@ -61,7 +62,7 @@ class LatentLayer:
             window=layer.spec.window,
         )
 
-    def gather(self, block_table: mx.array) -> tuple[mx.array, mx.array]:
+    def gather(self, table: BlockTable) -> tuple[mx.array, mx.array]:
         """Contiguous keys and values of a block table; see KVLayer."""
-        latent, rotated = self._layer.gather(block_table)
+        latent, rotated = self._layer.gather(table)
         return mx.concatenate([latent, rotated], axis=-1), latent

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
+
+from mlx_cb.attention.addresses import Slots
 
 
 @dataclass(slots=True)
@@ -35,6 +37,14 @@ class AttentionMetadata:
     seq_lens: NDArray[np.int32]
     block_tables: NDArray[np.int32]
     logit_rows: NDArray[np.int32]
+    _slots: Slots | None = field(default=None, init=False, compare=False)
+
+    @property
+    def slots(self) -> Slots:
+        """Where each row's keys and values are written."""
+        if self._slots is None:
+            self._slots = Slots(self.block_ids, self.block_offsets)
+        return self._slots
 
     def part(self, first: int, last: int) -> AttentionMetadata:
         """The entries `first` to `last` as a step of their own."""

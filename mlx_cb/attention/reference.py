@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from mlx_cb.attention.addresses import BlockTable
 from mlx_cb.attention.backend import AttentionBackend
 from mlx_cb.attention.kv_storage import KVLayer
 from mlx_cb.attention.latent import LatentLayer
@@ -33,7 +34,7 @@ class _DecodeGroup:
 
     start: int
     stop: int
-    block_table: mx.array  # (rows, blocks) int32
+    block_table: BlockTable  # (rows, blocks)
     seq_lens: mx.array  # (rows, 1, 1, 1) int32
 
 
@@ -43,7 +44,7 @@ class _Chunk:
 
     start: int
     stop: int
-    block_table: mx.array  # (1, blocks) int32
+    block_table: BlockTable  # (1, blocks)
     positions: mx.array  # (rows, 1, 1) int32
 
     def cut(self, max_rows: int) -> list[_Chunk]:
@@ -80,14 +81,14 @@ class ReferenceBackend(AttentionBackend):
         self._groups, self._masks = [], {}
         for start, stop in group_decodes(seq_lens[: metadata.num_decodes]):
             num_blocks = -(-int(seq_lens[stop - 1]) // self.block_size)
-            table = mx.array(tables[start:stop, :num_blocks])
+            table = BlockTable(mx.array(tables[start:stop, :num_blocks]))
             lengths = mx.array(seq_lens[start:stop].reshape(-1, 1, 1, 1))
             self._groups.append(_DecodeGroup(start, stop, table, lengths))
         self._chunks = []
         for entry in range(metadata.num_decodes, len(seq_lens)):
             start, stop = (int(row) for row in metadata.query_start_loc[entry : entry + 2])
             num_blocks = -(-int(seq_lens[entry]) // self.block_size)
-            table = mx.array(tables[entry : entry + 1, :num_blocks])
+            table = BlockTable(mx.array(tables[entry : entry + 1, :num_blocks]))
             positions = metadata.positions[start:stop].reshape(-1, 1, 1)
             self._chunks.append(_Chunk(start, stop, table, positions))
 
@@ -97,7 +98,7 @@ class ReferenceBackend(AttentionBackend):
         """Attend group by group, chunk by chunk; see AttentionBackend."""
         if sinks is not None:
             sinks = sinks.astype(mx.float32).reshape(layer.spec.num_kv_heads, -1, 1) * LOG2E
-        scaled = queries[:, :, 0] * (scale * LOG2E)
+        scaled = queries.squeeze(2) * (scale * LOG2E)
         parts = [self._attend_decodes(layer, scaled, group, sinks) for group in self._groups]
         parts += [self._attend_chunk(layer, scaled, chunk, sinks) for chunk in self._chunks]
         output = parts[0] if len(parts) == 1 else mx.concatenate(parts)
@@ -119,7 +120,9 @@ class ReferenceBackend(AttentionBackend):
     ) -> mx.array:
         heads = layer.spec.num_kv_heads
         rows = group.stop - group.start
-        q = queries[group.start : group.stop].reshape(rows, heads, -1, layer.spec.key_dim)
+        if rows < queries.shape[0]:
+            queries = queries[group.start : group.stop]
+        q = queries.reshape(rows, heads, -1, layer.spec.key_dim)
         keys, values = layer.gather(group.block_table)
         scores = (q @ keys.swapaxes(-1, -2)).astype(mx.float32)  # (rows, Hkv, G, context)
         mask = self._mask(group.start, group.seq_lens - 1, scores.shape[-1], layer.spec.window)

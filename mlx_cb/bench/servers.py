@@ -248,7 +248,7 @@ def float32_copy(model: Path, cache: Path) -> Path:
     products there work row by row. The copy never ends its turn (`never_end`), so that output
     lengths are the limits asked for. Raises MlxCbError when the conversion fails.
     """
-    folder = cache / f"{model.resolve().name}-float32-endless"
+    folder = cache / f"{model.resolve().name}-float32-unending"
     if (folder / "config.json").is_file():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
@@ -275,17 +275,20 @@ def never_end(folder: Path) -> None:
     no other than the present ones, nothing is changed.
     """
     tokenizer = msgspec.json.decode((folder / "tokenizer.json").read_bytes())
-    special = [token["id"] for token in tokenizer.get("added_tokens", []) if token["special"]]
+    special = {t["id"]: t["content"] for t in tokenizer.get("added_tokens", []) if t["special"]}
+    config = msgspec.json.decode((folder / "config.json").read_bytes())
+    named: set[object] = set()
+    for kind in ("bos", "eos", "pad"):
+        ids = config.get(f"{kind}_token_id")
+        named.update(ids if isinstance(ids, list) else [ids])
+    spare = [token_id for token_id in special if token_id not in named]
+    if not spare:
+        return
     for name in ("config.json", "generation_config.json"):
-        path = folder / name
-        if not path.is_file():
-            continue
-        content = msgspec.json.decode(path.read_bytes())
-        named: set[object] = set()
-        for kind in ("bos", "eos", "pad"):
-            ids = content.get(f"{kind}_token_id")
-            named.update(ids if isinstance(ids, list) else [ids])
-        spare = [token_id for token_id in special if token_id not in named]
-        if spare:
-            content["eos_token_id"] = spare[-1]
-            path.write_bytes(msgspec.json.encode(content))
+        _change(folder / name, eos_token_id=spare[-1])
+    _change(folder / "tokenizer_config.json", eos_token=special[spare[-1]])
+
+
+def _change(path: Path, **values: object) -> None:
+    content = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
+    path.write_bytes(msgspec.json.encode(content | values))

@@ -161,6 +161,7 @@ def build_config(given: dict[str, Any]) -> ServerConfig:
         aliases=tuple(given["alias"]),
         keys_file=given["keys"] or folder / "keys.json",
         usage_file=folder / "usage.sqlite",
+        conversations_file=folder / "conversations.sqlite",
         host="0.0.0.0" if given["lan"] else given["host"],
         tls=given["tls"] or (AUTO if given["lan"] else None),
         allowed_hosts=tuple(given["allow_host"]),

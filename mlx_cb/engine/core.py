@@ -109,6 +109,7 @@ class EngineCore:
         self.governor = Governor(self.scheduler, clock)
         pipelined = config.scheduler.pipelined
         self._pipelined = self.runner.runs_beside_host if pipelined is None else pipelined
+        self.runner.choose_late = not (self._pipelined or self.runner.runs_beside_host)
         self.runner.forward.states.checkpoints = checkpoints
         for window, places in plan.window_places.items():
             self.runner.storage.windows[window].budget = places

@@ -287,8 +287,13 @@ class ScriptedEngine:
         return played
 
     async def status(self) -> dict[str, Any]:
-        """Counts of waiting and running replies."""
+        """Counts of waiting and running replies, of all and by user."""
         states = [played.status for played in self.played.values()]
+        users: dict[str, dict[str, int]] = {}
+        for played in self.played.values():
+            if played.status != "finished":
+                counts = users.setdefault(played.user, {"waiting": 0, "running": 0})
+                counts[played.status] += 1
         return {
             "ready": self._is_ready,
             "requests": {
@@ -297,6 +302,7 @@ class ScriptedEngine:
                 "decoding": states.count("running"),
                 "preemptions": 0,
             },
+            "users": users,
             "control": self._orders.as_dict(),
             "machine_seconds": dict(self._machine_seconds),
         }

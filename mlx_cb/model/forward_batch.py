@@ -49,15 +49,14 @@ class ForwardBatch:
         cls, plan: SchedulerOutput, block_size: int, previous: PreviousTokens | None
     ) -> ForwardBatch:
         """Lay out a plan. `previous` is needed when rows continue unread tokens."""
-        decodes, order = _by_context(plan.decodes)
+        decodes, lengths, order = _by_context(plan.decodes)
         num_padding, num_decodes = plan.num_padding, len(decodes)
-        spans = [(request.num_computed_tokens - 1, 1) for request in decodes]
-        spans = [(0, 1)] * num_padding + spans
-        spans += [(chunk.start, chunk.num_tokens) for chunk in plan.prefills]
-        starts = np.array([start for start, _ in spans], dtype=np.int32)
-        counts = np.array([count for _, count in spans], dtype=np.int32)
+        chunks = np.array([(c.start, c.num_tokens) for c in plan.prefills], np.int32).reshape(-1, 2)
+        padding = np.zeros(num_padding, dtype=np.int32)
+        starts = np.concatenate([padding, lengths - 1, chunks[:, 0]])
+        counts = np.concatenate([padding + 1, np.ones_like(lengths), chunks[:, 1]])
         query_start_loc = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        entry_of_row = np.repeat(np.arange(len(spans)), counts)
+        entry_of_row = np.repeat(np.arange(len(counts)), counts)
         num_rows = int(query_start_loc[-1])
         positions = np.arange(num_rows, dtype=np.int32) - query_start_loc[entry_of_row]
         positions = positions + starts[entry_of_row]
@@ -80,7 +79,7 @@ class ForwardBatch:
             first = query_start_loc[first_chunk + index]
             logit_rows.append(np.arange(first, first + count, dtype=np.int32))
         return cls(
-            token_ids=_token_ids(plan, decodes, num_rows, previous)[:, None],
+            token_ids=_token_ids(plan, decodes, previous)[:, None],
             entries=[None] * num_padding + decodes + [chunk.request for chunk in plan.prefills],
             attention=AttentionMetadata(
                 positions=mx.array(positions),
@@ -97,11 +96,13 @@ class ForwardBatch:
         )
 
 
-def _by_context(requests: list[Request]) -> tuple[list[Request], NDArray[np.int64]]:
-    """Requests by ascending context, and the plan's index of each."""
-    lengths = np.array([request.num_computed_tokens for request in requests], dtype=np.int64)
+def _by_context(
+    requests: list[Request],
+) -> tuple[list[Request], NDArray[np.int32], NDArray[np.int64]]:
+    """Requests by ascending context, their contexts, and the plan's index of each."""
+    lengths = np.array([request.num_computed_tokens for request in requests], dtype=np.int32)
     order = np.argsort(lengths, kind="stable")
-    return [requests[index] for index in order.tolist()], order
+    return [requests[index] for index in order.tolist()], lengths[order], order
 
 
 def _block_tables(tables: Sequence[list[int]]) -> NDArray[np.int32]:
@@ -116,28 +117,29 @@ def _block_tables(tables: Sequence[list[int]]) -> NDArray[np.int32]:
 def _token_ids(
     plan: SchedulerOutput,
     decodes: list[Request],
-    num_rows: int,
     previous: PreviousTokens | None,
 ) -> mx.array:
     """(T,) int32: known tokens from the host, unread ones from the step before."""
     known: list[int] = [0] * plan.num_padding
-    unread = np.zeros(num_rows, dtype=np.int32)
-    is_unread = np.zeros(num_rows, dtype=bool)
-    for row, request in enumerate(decodes, start=plan.num_padding):
-        position = request.num_computed_tokens - 1
-        if position < len(request.token_ids):
-            known.append(request.token_ids[position])
-        else:
-            assert previous is not None, f"{request.request_id} continues a token nobody chose"
-            known.append(0)
-            unread[row] = previous.row_of[request.request_id]
-            is_unread[row] = True
+    unread: dict[int, int] = {}  # row -> entry in `previous`
+    if previous is None:
+        known += [request.token_ids[request.num_computed_tokens - 1] for request in decodes]
+    else:
+        for row, request in enumerate(decodes, start=plan.num_padding):
+            position = request.num_computed_tokens - 1
+            if position < len(request.token_ids):
+                known.append(request.token_ids[position])
+            else:
+                known.append(0)
+                unread[row] = previous.row_of[request.request_id]
     for chunk in plan.prefills:
         known += chunk.request.token_ids[chunk.start : chunk.start + chunk.num_tokens]
     token_ids = mx.array(np.array(known, dtype=np.int32))
-    if previous is None or not is_unread.any():
+    if previous is None or not unread:
         return token_ids
-    return mx.where(mx.array(is_unread), previous.token_ids[mx.array(unread)], token_ids)
+    rows, entries = mx.array(list(unread)), mx.array(list(unread.values()))
+    token_ids[rows] = previous.token_ids[entries]
+    return token_ids
 
 
 def _prompt_rows(chunks: list[ScheduledChunk]) -> list[tuple[ScheduledChunk, int]]:

@@ -22,8 +22,8 @@ from mlx_cb.sampling_params import SamplingParams
 _MASK64 = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 BANNED = -1e30
-#: How many of the most probable tokens are looked at before a whole row is sorted for top_p.
-NUCLEUS_GUESSES = (256, 4096)
+#: Tokens with at least this share of the best one's probability are looked at for top_p, in turn.
+CANDIDATE_WEIGHTS = (2.0**-5, 2.0**-10, 2.0**-16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,31 +137,44 @@ def _draw(logits: NDArray[np.float32], params: SamplingParams, u: float) -> int:
 
 
 def _kept(weights: NDArray[np.float32], params: SamplingParams) -> NDArray[np.int64]:
-    """Ascending ids of the tokens within top_k, top_p and min_p; `weights` peak at 1.
-
-    The largest few weights are looked at first, and more only when they do not decide.
-    """
-    limit = min(params.top_k or len(weights), len(weights))
-    # top_p is of what top_k leaves, so without all of that there is nothing to guess from.
-    sizes = [size for size in NUCLEUS_GUESSES if limit == len(weights) > size] + [limit]
-    for size in sizes:
-        top = np.sort(np.partition(weights, len(weights) - size)[len(weights) - size :])[::-1]
-        cumulative = np.cumsum(top, dtype=np.float64)
-        total = cumulative[-1] if size == limit else weights.sum(dtype=np.float64)
-        target = params.top_p * total
-        # The smallest set that reaches top_p, at least the best token.
-        kept = int(np.searchsorted(cumulative, target * (1 - 1e-12))) + 1
-        probable = int(np.searchsorted(-top, -params.min_p, side="right"))
-        if size == limit or kept <= size or (params.min_p > 0.0 and probable < size):
-            break
-    kept = max(1, min(kept, probable, size))
+    """Ascending ids of the tokens within top_k, top_p and min_p; `weights` peak at 1."""
+    ids, total = _candidates(weights, params)
+    candidates = weights[ids]
+    top = np.sort(candidates)[::-1]
+    # The smallest set that reaches top_p, at least the best token.
+    target = params.top_p * total * (1 - 1e-12)
+    kept = int(np.searchsorted(np.cumsum(top, dtype=np.float64), target)) + 1
+    probable = int(np.searchsorted(-top, -params.min_p, side="right"))
+    limit = params.top_k if params.top_k > 0 else len(top)
+    kept = max(1, min(kept, probable, limit, len(top)))
     border = top[kept - 1]
-    ids = np.flatnonzero(weights >= border)
-    if len(ids) > kept:
+    within = np.flatnonzero(candidates >= border)
+    if len(within) > kept:
         # Equals at the border: the lower ids stay.
-        equals = ids[weights[ids] == border]
-        ids = np.setdiff1d(ids, equals[kept - len(ids) :], assume_unique=True)
-    return ids
+        equals = within[candidates[within] == border]
+        within = np.setdiff1d(within, equals[kept - len(within) :], assume_unique=True)
+    return ids[within]
+
+
+def _candidates(
+    weights: NDArray[np.float32], params: SamplingParams
+) -> tuple[NDArray[np.int64], float]:
+    """Ascending ids of tokens among which all kept ones are, and the weight that top_p is of.
+
+    Few of a vocabulary's tokens are likely, so that comparing with a fixed weight leaves little to
+    sort; a lower one is tried when it leaves too little.
+    """
+    if 0 < params.top_k < len(weights):
+        first = len(weights) - params.top_k
+        ids = np.flatnonzero(weights >= np.partition(weights, first)[first])
+        largest = np.sort(weights[ids])[-params.top_k :]  # equals at the border may be more
+        return ids, float(largest.sum(dtype=np.float64))
+    total = float(weights.sum(dtype=np.float64))
+    for cut in CANDIDATE_WEIGHTS:
+        ids = np.flatnonzero(weights >= cut)
+        if params.min_p >= cut or weights[ids].sum(dtype=np.float64) >= params.top_p * total:
+            return ids, total
+    return np.arange(len(weights)), total
 
 
 def _best(scores: NDArray[np.float32], count: int) -> NDArray[np.int64]:

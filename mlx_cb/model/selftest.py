@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
+from mlx_cb.attention.addresses import Slots
 from mlx_cb.attention.kernel_cases import AttentionCase, MlaCase, Problem, QuantizeCase
 from mlx_cb.attention.kernels import Launcher
 from mlx_cb.attention.kv_storage import KVLayer, KVLayerSpec
@@ -108,11 +109,12 @@ def check_writes_in_place(pool_bytes: int = 1 << 27) -> CheckResult:
     layer.resize(pool_bytes // (16 * spec.bytes_per_token))
     rows = mx.ones((32, 8, 128), mx.float16)
     blocks, offsets = mx.arange(32), mx.zeros((32,), mx.int32)
-    mx.eval(rows, blocks, offsets)
+    slots = Slots(blocks, offsets)
+    mx.eval(rows, slots.index(8))
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for _ in range(4):
-        layer.write(rows, rows, blocks, offsets)
+        layer.write(rows, rows, slots)
         mx.eval(layer.arrays())
     extra = mx.get_peak_memory() - before
     status = "ok" if extra < pool_bytes // 16 else "failed"

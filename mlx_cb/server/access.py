@@ -27,7 +27,7 @@ _HTML = b"text/html; charset=utf-8"
 
 # Every other path, known or not, is for those who may use the model.
 _RIGHTS = {
-    "/": Right.PUBLIC,  # says only that a server is here
+    "/": Right.PUBLIC,  # the empty page, or only that a server is here
     "/health": Right.PUBLIC,
     "/metrics": Right.ADMIN,
     "/status": Right.ANYONE_KNOWN,
@@ -39,7 +39,11 @@ _RIGHTS = {
     "/account": Right.ANYONE_KNOWN,
     "/account/key": Right.ANYONE_KNOWN,
 }
-_RIGHTS_BELOW = (("/status/", Right.ANYONE_KNOWN), ("/admin", Right.ADMIN))
+_RIGHTS_BELOW = (
+    ("/static/", Right.PUBLIC),  # the pages' files, the same for everyone
+    ("/status/", Right.ANYONE_KNOWN),
+    ("/admin", Right.ADMIN),
+)
 
 
 def right_of(path: str) -> Right:

@@ -16,12 +16,14 @@ from mlx_cb.server import (
     dialects,
     openapi,
     operator_routes,
+    pages,
     sign_in_routes,
     usage_routes,
 )
 from mlx_cb.server.access import KeyCheck
 from mlx_cb.server.access_log import AccessLog
 from mlx_cb.server.auth import Guard, is_loopback
+from mlx_cb.server.conversations import routes as conversations
 from mlx_cb.server.dialects.openai_wire import error_object
 from mlx_cb.server.front import Front
 from mlx_cb.server.safe_headers import SafeHeaders
@@ -30,11 +32,13 @@ from mlx_cb.server.safe_headers import SafeHeaders
 def all_routes(front: Front) -> list[BaseRoute]:
     """Every route of the server; the API's description tells of all but itself."""
     described = [
+        *pages.routes(pages.WebFiles()),
         *dialects.routes(front),
         *admin.routes(front),
         *usage_routes.routes(front),
         *sign_in_routes.routes(front),
         *operator_routes.routes(front),
+        *conversations.routes(front),
         *control_routes.routes(front),
     ]
     return [*described, *openapi.routes(described, dialects.error_type)]

@@ -22,6 +22,8 @@ from mlx_cb.errors import (
 )
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.server.accounts import Accounts, Limits
+from mlx_cb.server.conversations.feed import Feed
+from mlx_cb.server.conversations.store import Conversations
 from mlx_cb.server.doors import Doors
 from mlx_cb.server.generate_input import GenerateInput, PromptInput
 from mlx_cb.server.generation import Choice, Generation
@@ -75,6 +77,8 @@ class Front:
         self.log_tail.install()
         self.machine_time = MachineTime(engine, usage)
         self.owners = Owners()
+        self.conversations = Conversations(config.conversations_file)
+        self.feed = Feed()
         self.doors = None if config.keys_file is None else Doors.at(config.keys_file)
         self.open_answers: set[asyncio.Task[None]] = set()
         self.is_closing = False
@@ -92,6 +96,7 @@ class Front:
         """Write down what is left to write; nothing may be served afterwards."""
         self.log_tail.remove()
         self.accounts.usage.close()
+        self.conversations.close()
         self._encoders.shutdown()
 
     @property

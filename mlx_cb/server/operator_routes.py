@@ -6,6 +6,7 @@ What can be done to users, requests and the server has routes of its own. Only a
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from mlx_cb.server.one_document import OneDocument
 from mlx_cb.server.operator_state import OperatorState
 
 _LARGEST_BODY = 4096
+_log = logging.getLogger("mlx_cb.server")
 
 
 class LinkBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,6 +56,7 @@ def routes(front: Front) -> list[BaseRoute]:
         name = decode_json(body, LinkBody).name
         doors = _doors(front)
         made = await asyncio.to_thread(_make_link, doors, name)
+        _log.info("%s made a link for %s", request.state.account.name, name or "anybody")
         base = doors.sign_ins.url or str(request.base_url).rstrip("/")
         address = address_of(base, made)
         return JSONResponse({"url": address, "picture": await asyncio.to_thread(_qr, address)})
@@ -67,7 +70,9 @@ def routes(front: Front) -> list[BaseRoute]:
         decide = {"confirm": links.confirm, "refuse": links.refuse}.get(verb)
         if decide is None:
             raise NobodyWaits(f"{verb!r} is neither confirm nor refuse")
-        return JSONResponse({"name": await asyncio.to_thread(decide, code)})
+        name = await asyncio.to_thread(decide, code)
+        _log.info("%s: %s %s", request.state.account.name, verb, name)
+        return JSONResponse({"name": name})
 
     return [
         Route("/admin", page),

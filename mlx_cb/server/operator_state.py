@@ -11,10 +11,12 @@ from typing import Any
 
 import psutil
 
+from mlx_cb.server.control_routes import control_state
 from mlx_cb.server.front import Front
 from mlx_cb.server.keys import KeyRecord
 
 LATENCY_WINDOW_S = 120.0
+MOST_RECORDS = 30
 
 
 class OperatorState:
@@ -33,7 +35,7 @@ class OperatorState:
         return {
             "time": time.time(),
             "server": self._server(),
-            "engine": status,
+            "engine": status | {"control": _newest(control_state(front, status))},
             "overview": overview,
             "held_by_own_limit": front.accounts.waiting(),
             "latency": {
@@ -86,6 +88,12 @@ class OperatorState:
             }
             for name in sorted({*records, *taken})
         ]
+
+
+def _newest(control: dict[str, Any]) -> dict[str, Any]:
+    """What the page shows of the control: not its rules, which never change, nor all the past."""
+    shown = {name: value for name, value in control.items() if name != "rules"}
+    return shown | {"records": shown.get("records", [])[-MOST_RECORDS:]}
 
 
 def _account(record: KeyRecord | None) -> dict[str, Any]:

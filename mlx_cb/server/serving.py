@@ -120,7 +120,8 @@ class Serving:
         finally:
             for task in beside:
                 task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            # Answers of the chat have no connection that uvicorn would wait for.
+            await asyncio.gather(*beside, *front.open_answers, return_exceptions=True)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(front.machine_time.look(), _LAST_LOOK_S)
             front.close()
@@ -144,6 +145,7 @@ class Serving:
         """Take no new requests, let open answers end for `drain_s`, then end them."""
         front = self._front
         front.is_closing = True
+        front.feed.close()
         self._server.should_exit = True
         deadline = asyncio.get_running_loop().time() + drain_s
         while front.open_answers and asyncio.get_running_loop().time() < deadline:

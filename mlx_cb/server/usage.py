@@ -1,4 +1,4 @@
-"""What each user took, by day: a SQLite file in WAL mode, written by one thread.
+"""What each user took, by day.
 
 Days are the machine's own (local time). Nothing is lost when the process is killed, except what
 was not yet written. Knows nothing about keys, limits or HTTP.
@@ -6,18 +6,16 @@ was not yet written. Knows nothing about keys, limits or HTTP.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
 import sqlite3
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from mlx_cb.errors import MlxCbError
+from mlx_cb.server.database import Database
 
 _log = logging.getLogger("mlx_cb.server")
 
@@ -76,17 +74,15 @@ class Usage:
     def __init__(self, path: Path | None, clock: Callable[[], datetime] = local_now) -> None:
         """Raises MlxCbError when the file cannot be used."""
         self.clock = clock
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="usage")
-        try:
-            self._database = self._writer.submit(_open, path).result()
-        except (OSError, sqlite3.Error) as error:
-            self._writer.shutdown()
-            raise MlxCbError(f"cannot keep usage in {path}: {error}") from error
+        self._database = Database(path, "usage", _prepare)
 
-    def record(self, taken: Taken) -> None:
-        """Add to a day; returns before it is written."""
-        future = self._writer.submit(self._add, taken)
-        future.add_done_callback(_log_failure)
+    def record(self, taken: Taken) -> Future[int]:
+        """Add to a day; returns before it is written, which the future waits for."""
+        written = self._database.submit(
+            lambda database: database.execute(_ADD, astuple(taken)).rowcount
+        )
+        written.add_done_callback(_log_failure)
+        return written
 
     async def tokens_today(self, user: str) -> int:
         """Prompt and answer tokens recorded for this user today."""
@@ -107,54 +103,20 @@ class Usage:
 
     def close(self) -> None:
         """Write what is left and close the file."""
-        self._writer.submit(self._database.close).result()
-        self._writer.shutdown()
-
-    def _add(self, taken: Taken) -> None:
-        with self._database:
-            self._database.execute(
-                _ADD,
-                (
-                    taken.day,
-                    taken.user,
-                    taken.requests,
-                    taken.prompt_tokens,
-                    taken.cached_tokens,
-                    taken.completion_tokens,
-                    taken.seconds,
-                    taken.machine_seconds,
-                ),
-            )
+        self._database.close()
 
     async def _ask(self, query: str, values: tuple[str | None, ...]) -> list[Any]:
-        def run() -> list[Any]:
-            return self._database.execute(query, values).fetchall()
-
-        return await asyncio.get_running_loop().run_in_executor(self._writer, run)
+        return await self._database.run(lambda database: database.execute(query, values).fetchall())
 
 
-def _open(path: Path | None) -> sqlite3.Connection:
-    if path is None:
-        database = sqlite3.connect(":memory:", check_same_thread=False)
-    else:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite would let others read it
-        database = sqlite3.connect(path, check_same_thread=False, timeout=10)
-    database.execute("PRAGMA journal_mode = WAL")
-    database.execute("PRAGMA synchronous = NORMAL")
-    database.execute(_TABLE)
-    _bring_up_to_date(database)
-    database.commit()
-    return database
-
-
-def _bring_up_to_date(database: sqlite3.Connection) -> None:
+def _prepare(database: sqlite3.Connection) -> None:
     """Files of before machine seconds were counted get the column, with 0 for what is past."""
+    database.execute(_TABLE)
     columns = {row[1] for row in database.execute("PRAGMA table_info(usage)")}
     if "machine_seconds" not in columns:
         database.execute("ALTER TABLE usage ADD COLUMN machine_seconds REAL NOT NULL DEFAULT 0")
 
 
-def _log_failure(future: Future[None]) -> None:
+def _log_failure(future: Future[int]) -> None:
     if (error := future.exception()) is not None:
         _log.error("usage was not recorded: %s", error)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlx_cb.attention.addresses import Slots
 from mlx_cb.attention.kv_storage import KVLayer, KVLayerSpec, KVStorage
 from mlx_cb.attention.metadata import AttentionMetadata
 from mlx_cb.attention.reference import ReferenceBackend, group_decodes
@@ -112,8 +113,7 @@ def test_equals_attention_written_out(
             layer.write(
                 mx.array(keys[entry][position][None]),
                 mx.array(values[entry][position][None]),
-                mx.array([int(block)]),
-                mx.array([offset]),
+                Slots(mx.array([int(block)]), mx.array([offset])),
             )
     backend = ReferenceBackend(block_size)
     backend.begin(meta)
@@ -167,6 +167,6 @@ def test_writes_are_in_place() -> None:
     base = mx.get_active_memory()
     for step in range(20):
         rows = mx.ones((4, 8, 64))
-        layer.write(rows, rows, mx.array([step, 1, 2, 3]), mx.array([0, 1, 2, 3]))
+        layer.write(rows, rows, Slots(mx.array([step, 1, 2, 3]), mx.array([0, 1, 2, 3])))
         mx.eval(layer.arrays())
     assert mx.get_peak_memory() - base < 2**20

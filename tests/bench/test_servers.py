@@ -9,6 +9,7 @@ import pytest
 
 from mlx_cb.bench.servers import Cores, Kind, RunningServer, ServerSpec, never_end
 from mlx_cb.errors import MlxCbError
+from mlx_cb.model.checkpoint import eos_token_ids
 
 SERVE = """
 import http.server, subprocess, sys, time
@@ -98,14 +99,16 @@ def test_cores(monkeypatch, cores, policy, client, server):
 
 
 def test_a_measuring_copy_never_ends_its_turn(tmp_path):
-    added = [{"id": n, "special": True} for n in range(5)] + [{"id": 9, "special": False}]
+    added = [{"id": n, "content": f"<{n}>", "special": True} for n in range(5)]
+    added.append({"id": 9, "content": "word", "special": False})
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2, "bos_token_id": 1}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<2>"}))
+    (tmp_path / "chat_template.jinja").write_text("{{ '<|im_end|>' }}")
     never_end(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text()) == {
-        "eos_token_id": 4,
-        "bos_token_id": 1,
-    }
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config == {"eos_token_id": 4, "bos_token_id": 1}
+    assert eos_token_ids(tmp_path, config) == {4}
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": [2, 4], "bos_token_id": 1}))
     never_end(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == 3

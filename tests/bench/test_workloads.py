@@ -207,7 +207,7 @@ def test_overload_holds_retry_after_against_the_opening_of_the_door():
         refused(13.0, told=3.0, after=0.03),
         record([16.0, 17.0], sent=15.0),
     ]
-    figures = make("overload", {"max_wait_s": 2.0}).figures(Run(runs, 0.0, 15.0))
+    figures = make("refusals", {"max_wait_s": 2.0}).figures(Run(runs, 0.0, 15.0))
     assert figures["refused"] == 2
     assert figures["failures"] == {}
     assert figures["refused_after"]["max"] == pytest.approx(0.03)
@@ -219,14 +219,14 @@ def test_overload_holds_retry_after_against_the_opening_of_the_door():
 
 
 def test_a_door_that_was_not_seen_to_open_counts_for_nothing():
-    figures = make("overload", {}).figures(Run([refused(1.0, told=4.0)], 0.0, 1.0))
+    figures = make("refusals", {}).figures(Run([refused(1.0, told=4.0)], 0.0, 1.0))
     assert figures["retry_after_error"] == {"n": 0}
     cut = record([], sent=3.0)
     cut.failure = "cut"
-    figures = make("overload", {}).figures(Run([refused(1.0, told=2.0), cut], 0.0, 3.0))
+    figures = make("refusals", {}).figures(Run([refused(1.0, told=2.0), cut], 0.0, 3.0))
     assert figures["failures"] == {"cut": 1}
 
 
 def test_overload_is_one_users():
-    calls = make("overload", {"calls": 50}).plan(1).calls()
+    calls = make("refusals", {"calls": 50}).plan(1).calls()
     assert {call.user for call in calls} == {"user0"}

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_cb.attention.addresses import Slots
 from mlx_cb.attention.kernels import KernelCall
 from mlx_cb.attention.kv_storage import KVLayer, KVLayerSpec
 from mlx_cb.attention.metadata import AttentionMetadata
@@ -57,7 +58,8 @@ def layer_of(spec: KVLayerSpec, rng: np.random.Generator) -> KVLayer:
             mx.array(rng.standard_normal(shape).astype(np.float32)).astype(spec.dtype)
             for _ in range(2)
         )
-        layer.write(keys, values, mx.full(BLOCK, block, dtype=mx.int32), mx.arange(BLOCK))
+        slots = Slots(mx.full(BLOCK, block, dtype=mx.int32), mx.arange(BLOCK))
+        layer.write(keys, values, slots)
     mx.eval(layer.arrays())
     return layer
 

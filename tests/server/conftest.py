@@ -93,6 +93,10 @@ class LiveServer:
     def request(self, method: str, path: str, **options: Any) -> httpx2.Response:
         return self._client.request(method, self.url + path, **options)
 
+    def stream(self, method: str, path: str, **options: Any) -> Any:
+        """A response whose body is read by the caller, if at all."""
+        return self._client.stream(method, self.url + path, **options)
+
     def chat(self, content: str = "hello", **fields: Any) -> httpx2.Response:
         """A chat with one user message."""
         messages = [{"role": "user", "content": content}]

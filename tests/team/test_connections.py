@@ -15,7 +15,7 @@ import pytest
 from mlx_cb.server import body
 from mlx_cb.server.connections import ConnectionLimits, HalfOpen, LimitedConnection
 from tests.server.conftest import LiveServer
-from tests.team.conftest import Serve
+from tests.team.conftest import Serve, Team
 
 CHAT = json.dumps({"messages": [{"role": "user", "content": "a"}]}).encode()
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -280,3 +280,29 @@ def test_broken_lines_in_a_head_are_refused(serve: Serve, line: bytes) -> None:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + line + b"\r\n\r\n")
         answer = rest(connection)
     assert answer.startswith(b"HTTP/1.1 400") or b"set-cookie" not in answer.lower()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"/static/../../../../etc/passwd", b"/static/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+        b"/static/..%2f..%2f..%2fetc/passwd", b"/static//etc/passwd", b"/../../etc/passwd",
+        b"/static/....//....//etc/passwd", b"/static/..%5c..%5cetc/passwd",
+        b"/static/%00/etc/passwd",
+        b"/v1/models/../../../../etc/passwd", b"/admin/../metrics", b"/static/../metrics",
+        b"/static/../admin/state", b"/sign-in/../usage?user=boss", b"/%61dmin/state",
+    ],
+)  # fmt: skip
+def test_no_path_leads_out(serve: Serve, team: Team, path: bytes) -> None:
+    """Sent as it is: clients would tidy it up."""
+    server = serve({"text": "a"}, keys_file=team.path)
+    key = team.keys["alice"].encode()
+    with connect(server) as connection:
+        connection.sendall(
+            b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"X-Api-Key: " + key + b"\r\n\r\n"
+        )
+        answer = rest(connection)
+    assert answer[9:12] in (b"400", b"403", b"404")
+    assert b"root:" not in answer
+    assert b"mlx_cb:" not in answer

@@ -339,8 +339,10 @@ def test_another_machine_finds_trusts_and_uses_the_server(
         assert curl(f"{url}/v1/models", *trust, inside=inside) == (0, "401")
     assert curl(f"http://198.51.100.1:{port}/health", inside=inside)[0] != 0
     out, errors = server.end()
-    key = out.splitlines()[0]
+    key, link = out.splitlines()[:2]
     assert key.startswith("mcb_")
+    assert link.startswith(f"https://{name}:{port}/sign-in#")
+    assert link.partition("#")[2] not in errors
     assert key not in server.text + errors
     assert "Traceback" not in server.text + errors
     # The key that was shown is the one that holds, also after a restart, which makes no other.

@@ -176,6 +176,21 @@ def test_an_engines_steps_in_little() -> None:
     json.dumps(seen)
 
 
+def test_the_page_is_told_what_is_held_back(serve: Serve, team: Team) -> None:
+    """Its buttons ask `control_routes`; what they did is in the state that it looks at next."""
+    server = serve({"text": "a"}, keys_file=team.path)
+    boss = team.as_("boss")
+    assert server.post("/admin/users/bob/pause", {}, headers=boss).status_code == 200
+    assert server.post("/admin/control/drain", {}, headers=boss).status_code == 200
+    control = state(server, team)["engine"]["control"]
+    assert control["draining"] is True
+    assert control["restraint"]["paused_users"] == ["bob"]
+    server.post("/admin/users/bob/resume", {}, headers=boss)
+    server.post("/admin/control/resume", {}, headers=boss)
+    control = state(server, team)["engine"]["control"]
+    assert (control["draining"], control["restraint"]["paused_users"]) == (False, [])
+
+
 def test_percentiles_are_values_that_were_measured() -> None:
     now = 0.0
     recent = Recent(lambda: now)

@@ -18,7 +18,14 @@ from tests.team.conftest import Serve, Team
 
 DOCS = Path(__file__).parents[2] / "docs" / "team.md"
 ROW = re.compile(r"\| `(\w+) (\S+)` \| ([a-z ]+) \| (\d+) \|")
-PARAMETERS = {"{name}": "scripted", "{request_id}": "0" * 32, "{code}": "0000", "{verb}": "resume"}
+PARAMETERS = {
+    "{name}": "scripted",
+    "{request_id}": "0" * 32,
+    "{code}": "0000",
+    "{verb}": "resume",
+    "{path}": "chat.html",
+    "{conversation}": "0" * 32,
+}
 
 #: What a route is for -> who may.
 MAY = {
@@ -43,7 +50,9 @@ class Row:
         for name, value in PARAMETERS.items():
             path = path.replace(name, value)
         content = None if self.method == "GET" else b"{}"
-        return server.request(self.method, path, content=content, headers=headers).status_code
+        # The head alone: a stream of events has no end.
+        with server.stream(self.method, path, content=content, headers=headers) as answer:
+            return answer.status_code
 
 
 ROWS = [Row(m, path, right, int(code)) for m, path, right, code in ROW.findall(DOCS.read_text())]

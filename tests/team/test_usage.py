@@ -214,7 +214,7 @@ from pathlib import Path
 from mlx_cb.server.usage import Taken, Usage
 usage = Usage(Path(sys.argv[1]))
 for k in range(100_000):
-    usage._writer.submit(usage._add, Taken("2026-01-01", "a", 1, 1, 1, 1, 1.0)).result()
+    usage.record(Taken("2026-01-01", "a", 1, 1, 1, 1, 1.0)).result()
     print(k + 1, flush=True)
 """
 

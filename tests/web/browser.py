@@ -59,7 +59,7 @@ def new_page(browser: Any) -> Iterator[NewPage]:
     def start(
         server: Any, headers: dict[str, str] | None = None, path: str = "/", **options: Any
     ) -> Any:
-        options = {"viewport": WIDE, "locale": "en-US", **options}
+        options = {"viewport": WIDE, "locale": "en-US", "reduced_motion": "reduce", **options}
         context = browser.new_context(extra_http_headers=headers or {}, **options)
         context.set_default_timeout(TIMEOUT_MS)
         contexts.append(context)
@@ -78,7 +78,8 @@ def watch(page: Any, wrong: list[str]) -> None:
     """Collect what goes wrong in a page, and any dialog, which none of ours is."""
 
     def on_console(message: Any) -> None:
-        if message.type == "error" and "status of" not in message.text:
+        # A refusal, or a server that is away, is what some tests are about.
+        if message.type == "error" and not message.text.startswith("Failed to load resource"):
             wrong.append(message.text)
 
     def on_dialog(dialog: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -101,7 +102,7 @@ def simulate(
     clock = VirtualClock()
     server = chosen.start(clock, substrate, seed)
     outcome = Outcome(chosen.label, server)
-    with _seeded(seed):
+    with _alone(seed):
         number = 0
         for streams in (1, 4):
             run = _drive(clock, server, Steady(streams=streams, prompt=32, output=4), -streams, 0)
@@ -127,11 +128,15 @@ def _drive(
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """The admission control's jitter comes from the module-wide random numbers."""
-    state = random.getstate()
+def _alone(seed: int) -> Iterator[None]:
+    """Fix the admission control's jitter, which comes from the module-wide random numbers, and
+    keep the control loop's log to itself: it is for people with a server before them."""
+    state, log = random.getstate(), logging.getLogger("mlx_cb.control")
+    level = log.level
     random.seed(seed)
+    log.setLevel(logging.ERROR)
     try:
         yield
     finally:
+        log.setLevel(level)
         random.setstate(state)

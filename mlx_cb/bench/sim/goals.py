@@ -13,9 +13,9 @@ from mlx_cb.bench.metrics import look_up, service_by_user
 from mlx_cb.bench.sim.engines import Engine, Outcome, engine, simulate
 from mlx_cb.bench.sim.machines import chip_named, model_named
 from mlx_cb.bench.sim.substrate import Substrate, apple
-from mlx_cb.bench.workloads.arriving import Hog, Poisson
+from mlx_cb.bench.workloads.arriving import Hog, Overload, Poisson
 from mlx_cb.bench.workloads.base import Workload
-from mlx_cb.bench.workloads.team import Backlog, Overload
+from mlx_cb.bench.workloads.team import Backlog
 from mlx_cb.standing import Standing
 
 # The victims' lengths are those of a chat's further turns: an eighth of the trace's conversations.
@@ -25,7 +25,7 @@ BACKLOG = Backlog(users=4, calls=96, streams=12, prompt=512, output=128, growth=
 EQUAL_SIZES = Backlog(users=3, calls=240, streams=48, prompt=512, output=128, growth=1.0)
 WEIGHTS = {"user0": Standing(1.0), "user1": Standing(2.0), "user2": Standing(4.0)}
 SATURATION = 0.5  # conversations per second that this machine can just take
-MAX_WAIT_S = 8.0
+MAX_WAIT_S = 10.0
 # The peer refuses nobody, so where it is compared with ours neither does.
 UNBOUND = "ours:max_queue_wait_s=1000000"
 
@@ -142,32 +142,22 @@ def weights(seed: int) -> list[Goal]:
 
 
 def overload(seed: int) -> list[Goal]:
-    """G18: three times what the machine can take."""
+    """G18: three times what the machine can take, judged as the measured goals are."""
     limited = f"ours:max_queue_wait_s={MAX_WAIT_S}"
-    full = Overload(rate=SATURATION, times=1.0, calls=200, scale=1)
-    over = Overload(rate=SATURATION, times=3.0, calls=600, scale=1)
-    saturated, flooded = _run(full, limited, seed), _run(over, limited, seed)
-    good, reference = _figure(flooded, "goodput_s"), _figure(saturated, "goodput_s")
-    unanswered = _figure(flooded, "calls") - _figure(flooded, "complete")
-    refused = sum(flooded.figures["failures"].values())
+    full = Poisson(mix="conv", rate=SATURATION, calls=200, scale=1)
+    over = Overload(mix="conv", rate=3 * SATURATION, calls=400, scale=1, max_wait_s=MAX_WAIT_S)
+    saturated, flooded = _run(full, UNBOUND, seed), _run(over, limited, seed)
+    speeds = [_figure(one, "saturated_tok_s") for one in (flooded, saturated)]
+    retry = _figure(flooded, "retry_after_error.p50")
+    wait = _figure(flooded, "longest_wait_over_limit")
+    of = f"{speeds[0]:.3g} of {speeds[1]:.3g}"
+    part = speeds[0] / speeds[1]
     return [
-        Goal("G18", "refusal", _figure(flooded, "refusal.max"), 0.05, False, "s, at most"),
-        Goal(
-            "G18",
-            "Retry-After, median relative error",
-            _figure(flooded, "retry_error.p50"),
-            0.30,
-            False,
-        ),
-        Goal(
-            "G18",
-            "goodput at 3 times over that at saturation",
-            good / reference,
-            0.9,
-            True,
-            f"{good:.3g}/s of {reference:.3g}/s",
-        ),
-        Goal("G18", "admitted and never answered", unanswered - refused, 0, False),
+        Goal("G18", "slowest refusal, s", _figure(flooded, "refused_after.max"), 0.05, False),
+        Goal("G18", "Retry-After, median relative error", retry, 0.30, False),
+        Goal("G18", "tokens/s at 3 times over that at saturation", part, 0.9, True, of),
+        Goal("G18", "longest wait over the bound", wait, 1.5, False, f"{MAX_WAIT_S:g} s"),
+        Goal("G18", "admitted and never answered", _figure(flooded, "unanswered"), 0, False),
     ]
 
 

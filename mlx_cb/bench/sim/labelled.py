@@ -26,9 +26,8 @@ FORMAT = "mlx-cb-sim/1"
 
 _ROWS = [
     *ROWS,
-    Row("refused", "refused", "%"),
-    Row("goodput of the admitted", "admitted_goodput", "%"),
-    Row("Retry-After, median error", "retry_error.p50", "%"),
+    Row("calls refused", "refused", ""),
+    Row("Retry-After, median error", "retry_after_error.p50", "%"),
     Row("predicted wait, median error", "wait_error.p50", "%"),
 ]
 

@@ -25,7 +25,8 @@ from mlx_cb.core.outputs import RequestOutput, SampledToken
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
 from mlx_cb.core.scheduler_output import SchedulerOutput
-from mlx_cb.engine.admission import CALM, AdmissionControl
+from mlx_cb.engine.admission import AdmissionControl
+from mlx_cb.engine.governor import Governor
 from mlx_cb.errors import Overloaded
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.standing import EQUAL, Standing
@@ -45,37 +46,16 @@ class _Launched:
 
 
 @dataclass(slots=True)
-class Refusal:
-    """A 429: what was promised, and what came true.
-
-    Attributes:
-        retry_after: seconds that the client was told.
-        calm_after: seconds until a retry was worth while; None as long as it is not.
-    """
-
-    time: float
-    retry_after: float
-    calm_after: float | None = None
-
-
-@dataclass(slots=True)
 class Waits:
-    """How honest the front was: every refusal, and (predicted, real) seconds of those let in."""
+    """How honest the front was to those whom it let in: predicted and real seconds of waiting."""
 
-    refusals: list[Refusal] = field(default_factory=list)
-    waits: list[tuple[float, float]] = field(default_factory=list)
-    open_refusals: list[Refusal] = field(default_factory=list)
+    pairs: list[tuple[float, float]] = field(default_factory=list)
     predicted: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def figures(self) -> Figures:
-        """Relative errors of Retry-After and of the predicted waits above a second."""
-        retry = [
-            abs(refusal.retry_after - refusal.calm_after) / refusal.calm_after
-            for refusal in self.refusals
-            if refusal.calm_after
-        ]
-        waits = [abs(told - real) / real for told, real in self.waits if min(told, real) > 1.0]
-        return {"retry_error": summarize(retry), "wait_error": summarize(waits)}
+        """Relative errors of the predicted waits above a second."""
+        errors = [abs(told - real) / real for told, real in self.pairs if min(told, real) > 1.0]
+        return {"wait_error": summarize(errors)}
 
 
 class OurServer:
@@ -96,7 +76,11 @@ class OurServer:
         kv_cache = KVCacheManager(pool, BLOCK_SIZE, prefix_cache=True)
         config = replace(config, tile_rows=config.tile_rows or substrate.tile_rows)
         self.scheduler = Scheduler(config, kv_cache, clock=lambda: clock.now)
-        self.admission = AdmissionControl(config.max_num_seqs, config.max_queue_wait_s)
+        self.governor = Governor(self.scheduler, lambda: clock.now)
+        is_fair = config.policy in ("continuous", "fair")
+        self.admission = AdmissionControl(
+            config.max_num_seqs, config.max_queue_wait_s, is_fair=is_fair
+        )
         self.waits = Waits()
         self._standings = standings or {}
         self._noise = random.Random(seed)
@@ -118,20 +102,23 @@ class OurServer:
         if room < 1:
             self.clock.after(front, functools.partial(client.end, call, "http_400", "too long"))
             return
-        wait = self.admission.predicted_wait()
+        user, standing = call.call.user, self._standing(call)
+        wait = self.admission.predicted_wait(user, standing)
         try:
-            self.admission.check()
+            self.admission.check(user, standing)
         except Overloaded as error:
-            refusal = Refusal(self.clock.now, error.retry_after or 0.0)
-            self.waits.refusals.append(refusal)
-            self.waits.open_refusals.append(refusal)
+            call.record.retry_after_s = error.retry_after
             refuse = functools.partial(client.end, call, "http_429", error.message)
             self.clock.after(front, refuse)
             return
-        self.admission.queue(str(call.number), len(call.prompt))
-        self._calls[str(call.number)] = (call, client)
-        self.waits.predicted[str(call.number)] = (wait, self.clock.now)
+        number = str(call.number)
+        self.admission.queue(number, len(call.prompt), user, standing)
+        self._calls[number] = (call, client)
+        self.waits.predicted[number] = (wait, self.clock.now)
         self.clock.after(front / 2, functools.partial(self._arrive, call))
+
+    def _standing(self, call: SimCall) -> Standing:
+        return self._standings.get(call.call.user, EQUAL)
 
     def hang_up(self, call: SimCall) -> None:
         """See SimServer."""
@@ -157,19 +144,13 @@ class OurServer:
             predicted = self.waits.predicted.pop(output.request_id, None)
             if predicted is not None:
                 told, asked = predicted
-                self.waits.waits.append((told, self.clock.now - asked))
+                self.waits.pairs.append((told, self.clock.now - asked))
             if output.token_ids:
                 client.hear(call, output.token_ids, output.num_cached_tokens)
             if output.finish_reason is not None:
                 del self._calls[output.request_id]
                 self.admission.leave(output.request_id, self.clock.now)
                 client.end(call, *((output.error,) if output.error else ()))
-        waits = self.waits
-        calm = CALM * self.admission.max_wait_s
-        if waits.open_refusals and self.admission.predicted_wait() <= calm:
-            for refusal in waits.open_refusals:
-                refusal.calm_after = self.clock.now - refusal.time
-            waits.open_refusals = []
 
     # The engine.
 
@@ -202,7 +183,7 @@ class OurServer:
             eos_token_ids=frozenset(),
             seed=0,
             user=call.call.user,
-            standing=self._standings.get(call.call.user, EQUAL),
+            standing=self._standing(call),
             arrival_time=self.clock.now,
             cache_salt=call.call.user.encode() if self.substrate.salts_users else b"",
         )
@@ -250,6 +231,7 @@ class OurServer:
             self._next_token = (self._next_token + 1) % 2**30
             sampled.append(SampledToken(self._next_token))
         outputs = self.scheduler.update(step.plan, sampled, seconds)
+        self.governor.saw(step.plan)
         deliver = functools.partial(self._deliver, outputs, step.plan.record.rows_prefill, seconds)
         self.clock.after(self.substrate.front_s / 2, deliver)
         self.clock.after(self.substrate.host_seconds(len(sampled)), self._step)

@@ -16,7 +16,7 @@ from mlx_cb.bench.sim.substrate import Substrate
 from mlx_cb.bench.workloads.team import People
 from mlx_cb.config import SchedulerConfig
 
-PLACES = (4, 8, 16, 32, 64)
+PLACES = (8, 16, 32, 64)
 TARGETS_MS = (50.0, 100.0, 200.0)
 SAME = 0.01  # of goodput: less is no difference
 SERVED = 0.9  # share of good calls from which people count as served

@@ -49,9 +49,9 @@ class Poisson(Workload):
         return Plan(lanes)
 
 
-@workload("overload")
+@workload("refusals")
 @dataclass(frozen=True)
-class Overload(Workload):
+class Refusals(Workload):
     """More calls than the server can answer: who is refused, how soon, and how honestly.
 
     All calls are one user's, so that one queue fills. `max_wait_s` is the server's

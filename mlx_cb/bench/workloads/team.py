@@ -1,4 +1,4 @@
-"""What a team does to one machine: people at work at once, backlogs, overload."""
+"""What a team does to one machine: people at work at once, and backlogs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import random
 from collections import deque
 from dataclasses import dataclass
 
-from mlx_cb.bench.calls import Call, Lane, Plan, Prompt, Run
+from mlx_cb.bench.calls import Call, Lane, Plan, Prompt
 from mlx_cb.bench.distributions import AGENT_STEP, MIXES
-from mlx_cb.bench.metrics import Figures, Slo
-from mlx_cb.bench.stats import summarize
-from mlx_cb.bench.workloads.arriving import Poisson
+from mlx_cb.bench.metrics import Slo
 from mlx_cb.bench.workloads.base import Workload, seeds, workload
 
 
@@ -21,7 +19,7 @@ class People(Workload):
     have a coding agent that hardly thinks. `agents` is the share of the latter."""
 
     people: int = 20
-    turns: int = 8
+    turns: int = 4
     think_s: float = 45.0
     shared: int = 600
     agents: float = 0.0
@@ -111,32 +109,3 @@ class Backlog(Workload):
             )
             lanes += [Lane(queue) for _ in range(self.streams)]
         return Plan(lanes)
-
-
-@workload("overload")
-@dataclass(frozen=True)
-class Overload(Poisson):
-    """As poisson, at `times` the rate that the machine can take: what becomes of those who are let
-    in, and of those who are not."""
-
-    times: float = 3.0
-    calls: int = 96
-    users: int = 16
-
-    def plan(self, seed: int) -> Plan:
-        """The plan of poisson at the multiplied rate."""
-        load = Poisson(
-            self.mix, self.rate * self.times, self.calls, self.scale, self.bursty, self.users
-        )
-        return load.plan(seed)
-
-    def figures(self, run: Run) -> Figures:
-        """Shares and times of those who were refused, goodput of those who were not."""
-        refused = [r for r in run.records if r.failure in ("http_429", "http_503")]
-        admitted = [r for r in run.records if r not in refused and not r.cancelled]
-        good = sum(self.slo.is_met(record) for record in admitted)
-        return {
-            "refused": len(refused) / max(1, len(run.records)),
-            "refusal": summarize([record.ended_s - record.sent_s for record in refused]),
-            "admitted_goodput": good / len(admitted) if admitted else None,
-        }

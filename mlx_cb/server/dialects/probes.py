@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from mlx_cb.errors import EngineDead, ModelNotFound
@@ -44,10 +44,6 @@ def lm_studio_model(front: Front, name: str) -> dict[str, Any]:
 def routes(front: Front) -> list[BaseRoute]:
     """Everything small."""
 
-    async def root(request: Request) -> Response:
-        # Ollama's clients look for exactly its words.
-        return PlainTextResponse("Ollama is running")
-
     async def nothing(request: Request) -> Response:
         return JSONResponse({})
 
@@ -64,7 +60,6 @@ def routes(front: Front) -> list[BaseRoute]:
         return Response(answer.body, answer.status, media_type="application/json")
 
     return [
-        Route("/", root),
         Route("/v1", nothing),
         Route("/api/hello", nothing, methods=["GET", "HEAD", "POST"]),
         Route("/api/event_logging/batch", nothing, methods=["POST"]),

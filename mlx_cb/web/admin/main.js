@@ -51,13 +51,13 @@ function Figures() {
   const first = latency.first_token[""];
   return html`<dl class="figures">
     <${Figure} name="Answers open" value=${server.open_answers} />
-    <${Figure} name="Run" value=${requests.decoding + requests.prefilling} note=${`${requests.prefilling} still read`} />
+    <${Figure} name="Run" value=${requests.decoding + requests.prefilling} note=${`${requests.prefilling} reading`} />
     <${Figure} name="Wait" value=${requests.waiting} note=${engine.predicted_wait_s ? `about ${span(engine.predicted_wait_s)}` : ""} />
     <${Figure} name="Tokens per second" value=${short(known.tokensPerSecond)} />
     <${Figure} name="First token p50" value=${span(first?.p50)} note=${`p95 ${span(first?.p95)}, p99 ${span(first?.p99)}`} />
     <${Figure} name="Gap p50" value=${span(gap?.p50)} note=${`p95 ${span(gap?.p95)}, p99 ${span(gap?.p99)}`} />
     <${Figure} name="Machine busy" value=${percent(known.busy)} note="last minute" />
-    <${Figure} name="Fairness" value=${fairness()} note="Jain's index, last minute" />
+    <${Figure} name="Fairness" value=${fairness()} note="Jain, last minute" />
   </dl>`;
 }
 

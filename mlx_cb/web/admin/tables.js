@@ -45,8 +45,8 @@ export function Users() {
       <td class="n">${own.running}</td><td class="n">${own.waiting + (held[user] ?? 0)}</td>
       <td class="why">${why.join(", ") || "–"}</td>
       <td class="n">${own.oldest_wait ? span(own.oldest_wait) : "–"}</td>
-      <td><${Bar} label=${`${percent(shares[user] ?? 0)} of the machine in the last minute`}
-        parts=${[{ share: shares[user] ?? 0, kind: "decode" }]} /> <span class="n">${percent(shares[user] ?? 0)}</span></td>
+      <td class="n"><${Bar} label=${`${percent(shares[user] ?? 0)} of the machine in the last minute`}
+        parts=${[{ share: shares[user] ?? 0, kind: "decode" }]} /> ${percent(shares[user] ?? 0)}</td>
       <td class="n">${span(firsts[user]?.p50)} / ${span(firsts[user]?.p99)}</td>
       <td class="n">${span(gaps[user]?.p50)} / ${span(gaps[user]?.p99)}</td>
       <td class="acts">${canOrder && html`

@@ -67,7 +67,8 @@ export function Timeline({ steps, again }) {
     again();
   };
   const marker = pointed === null || shown === last ? "" : `M${at(steps.indexOf(shown), steps.length) + 0.42} 0V${HEIGHT}`;
-  const told = shown.measured ?? 0;
+  const measured = shown.measured === null ? "–" : span(shown.measured);
+  const preempted = shown.preempted ? `, ${shown.preempted} preempted` : "";
   return html`
     <${Chart} name="Rows" top=${rows} onPoint=${onPoint}
         label=${`Rows of the last ${steps.length} steps; the newest has ${last.rows_decode} decode and ${last.rows_prefill} prefill rows`}>
@@ -85,7 +86,7 @@ export function Timeline({ steps, again }) {
       <li class="decode">decode rows</li><li class="prefill">prefill rows</li>
       <li class="measured">measured</li><li class="predicted">predicted</li>
     </ul>
-    <p class="told">Step ${shown.step}: ${shown.rows_decode} decode + ${shown.rows_prefill} prefill rows,
-      predicted ${span(shown.predicted)}, measured ${shown.measured === null ? "–" : span(told)},
-      ${shown.waiting} waiting, ${shown.blocks_used} blocks used${shown.preempted ? `, ${shown.preempted} preempted` : ""}</p>`;
+    <p class="told">${`Step ${shown.step}: ${shown.rows_decode} decode + ${shown.rows_prefill} prefill rows, ` +
+      `predicted ${span(shown.predicted)}, measured ${measured}, ${shown.waiting} waiting, ` +
+      `${shown.blocks_used} blocks used${preempted}`}</p>`;
 }

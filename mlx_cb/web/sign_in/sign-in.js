@@ -8,6 +8,7 @@ const WORDS = {
     name: "Your name", ask: "Ask to be let in",
     nameHint: "Letters, digits and . _ @ - ; that is how you are called here.",
     waiting: "Waiting to be let in", codeHint: "Tell this number to whoever runs the server. This page goes on by itself.",
+    today: "Today", usage: "{requests} requests, {input} tokens read ({cached} of them known already), {output} written, {seconds} s of the machine",
     toChat: "Chat", toAdmin: "Operator's page", programs: "For editors and programs",
     programsHint: "A new key for them is shown once; the one before ends, and so do your other browsers.",
     newKey: "Make a key", browsers: "Browsers", signOut: "Sign out", signOutAll: "Sign out everywhere",
@@ -20,6 +21,7 @@ const WORDS = {
     name: "お名前", ask: "参加を申請する",
     nameHint: "英数字と . _ @ - が使えます。ここでの呼び名になります。",
     waiting: "承認を待っています", codeHint: "この番号を管理者に伝えてください。承認されるとこのページが自動的に進みます。",
+    today: "今日の利用", usage: "リクエスト {requests} 件、入力 {input} トークン(うちキャッシュ {cached})、出力 {output} トークン、マシン時間 {seconds} 秒",
     toChat: "チャット", toAdmin: "管理ページ", programs: "エディタやプログラム用",
     programsHint: "新しいキーは一度だけ表示されます。以前のキーと他のブラウザのサインインは無効になります。",
     newKey: "キーを作る", browsers: "ブラウザ", signOut: "サインアウト", signOutAll: "すべてサインアウト",
@@ -106,13 +108,24 @@ async function wait({ asking, code }) {
   }
 }
 
+async function showUsage(user) {
+  const { days } = await ask(`/usage?days=1&user=${encodeURIComponent(user)}`);
+  const took = days[0] ?? {};
+  const count = (name) => (took[name] ?? 0).toLocaleString(language);
+  const said = {
+    requests: count("requests"), input: count("prompt_tokens"), cached: count("cached_tokens"),
+    output: count("completion_tokens"), seconds: (took.machine_seconds ?? 0).toFixed(1),
+  };
+  at("usage").textContent = words.usage.replace(/\{(\w+)\}/g, (_, name) => said[name]);
+}
+
 function showAccount(account) {
+  showUsage(account.user).catch((error) => { at("usage").textContent = error.message; });
   show("account", account.has_key ? `${words.hello} ${account.user}` : words.noKeys);
   at("to-chat").hidden = !account.may_infer;
   at("to-admin").hidden = !account.admin;
-  for (const heading of at("account").querySelectorAll("h2, .hint, button")) {
-    heading.hidden = !account.has_key;
-  }
+  // Without keys there is nothing to sign out of, and no key to be made.
+  at("keyed").hidden = !account.has_key;
 }
 
 acting(at("by-key"), "submit", async () => goOn(await ask("/sign-in", { key: at("key").value.trim() })));

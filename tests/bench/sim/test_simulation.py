@@ -30,7 +30,7 @@ SMALL = {
     "hog": {"hog_calls": 12, "victims": 3, "turns": 2},
     "people": {"people": 6, "turns": 3, "agents": 0.4},
     "backlog": {"users": 3, "calls": 10, "streams": 4},
-    "overload": {"calls": 40, "rate": 4.0, "scale": 2},
+    "overload": {"calls": 60, "rate": 8.0, "scale": 2},
 }
 
 
@@ -102,15 +102,24 @@ def _decode(rows, context):
     return PassShape(rows, rows, context=rows * context)
 
 
+def hog(settings):
+    load = make("hog", {"hog_calls": 30, "hog_prompt": 2048, "victims": 3, "turns": 2, "scale": 8})
+    return simulate("hog", load, engine(f"{settings},max_queue_wait_s=1e6"), MAC)
+
+
 def test_the_policy_that_is_named_decides():
-    load = make("hog", {"hog_calls": 30, "hog_prompt": 2048, "victims": 3, "turns": 2, "scale": 1})
     fair, first = (
-        simulate("hog", load, engine(f"{name}:max_queue_wait_s=1e6"), MAC).figures["victims_ttft"][
-            "p95"
-        ]
-        for name in ("ours", "fcfs")
+        hog(settings).figures["victims_ttft"]["p95"]
+        for settings in ("ours:control=frozen", "fcfs:control=frozen")
     )
     assert first > 10 * fair
+
+
+def test_the_control_loop_is_the_real_one_and_its_acts_are_recorded():
+    frozen, acting = hog("fcfs:control=frozen"), hog("fcfs:control=auto")
+    assert acting.server.governor.control.records
+    p95 = [one.figures["victims_ttft"]["p95"] for one in (frozen, acting)]
+    assert p95[1] < 0.5 * p95[0]
 
 
 def test_memory_that_is_short_preempts_and_nothing_is_lost():
