@@ -13,7 +13,7 @@ from mlx_cb.bench.metrics import look_up, service_by_user
 from mlx_cb.bench.sim.engines import Engine, Outcome, engine, simulate
 from mlx_cb.bench.sim.machines import chip_named, model_named
 from mlx_cb.bench.sim.substrate import Substrate, apple
-from mlx_cb.bench.workloads.arriving import Hog, Overload, Poisson
+from mlx_cb.bench.workloads.arriving import Hog, Poisson, Refusals
 from mlx_cb.bench.workloads.base import Workload
 from mlx_cb.bench.workloads.team import Backlog
 from mlx_cb.standing import Standing
@@ -145,7 +145,7 @@ def overload(seed: int) -> list[Goal]:
     """G18: three times what the machine can take, judged as the measured goals are."""
     limited = f"ours:max_queue_wait_s={MAX_WAIT_S}"
     full = Poisson(mix="conv", rate=SATURATION, calls=200, scale=1)
-    over = Overload(mix="conv", rate=3 * SATURATION, calls=400, scale=1, max_wait_s=MAX_WAIT_S)
+    over = Refusals(mix="conv", rate=3 * SATURATION, calls=400, scale=1, max_wait_s=MAX_WAIT_S)
     saturated, flooded = _run(full, UNBOUND, seed), _run(over, limited, seed)
     speeds = [_figure(one, "saturated_tok_s") for one in (flooded, saturated)]
     retry = _figure(flooded, "retry_after_error.p50")
