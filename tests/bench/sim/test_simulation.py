@@ -30,7 +30,9 @@ SMALL = {
     "hog": {"hog_calls": 12, "victims": 3, "turns": 2},
     "people": {"people": 6, "turns": 3, "agents": 0.4},
     "backlog": {"users": 3, "calls": 10, "streams": 4},
-    "overload": {"calls": 60, "rate": 8.0, "scale": 2},
+    "refusals": {"calls": 60, "rate": 8.0, "scale": 2},
+    "shared": {"users": 5, "shared": 128},
+    "pressed": {"streams": 4, "output": 16},
 }
 
 
