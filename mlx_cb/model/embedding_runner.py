@@ -42,6 +42,9 @@ class EmbeddingRunner(ModelRunner):
         self._sums.clear()
         super().reset()
 
+    def _wants_logits(self, request: Request) -> bool:
+        return True
+
     def _choose_now(
         self, logits: mx.array | None, requests: list[Request], rows: list[SampleRow]
     ) -> mx.array | None:

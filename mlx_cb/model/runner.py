@@ -150,14 +150,16 @@ class ModelRunner:
         output = self.forward.run(batch)
         logits = output.astype(mx.float32) if batch.attention.logit_rows.size else None
         token_ids = self._choose_now(logits, requests, rows)
-        tells_logits = bool(batch.prompt_rows) or any(
-            request.params.logprobs is not None for request in requests
-        )
+        tells_logits = bool(batch.prompt_rows) or any(map(self._wants_logits, requests))
         if token_ids is not None and not tells_logits:
             logits = None
         wanted = [array for array in (logits, token_ids) if array is not None]
         mx.async_eval(*wanted, *self.storage.arrays(), *self.forward.states.arrays())
         return LaunchedStep(plan, batch, requests, rows, logits, token_ids, launched, tells_logits)
+
+    def _wants_logits(self, request: Request) -> bool:
+        """True when a request is told more of its row than the token that was chosen."""
+        return request.params.logprobs is not None
 
     def _choose_now(
         self, logits: mx.array | None, requests: list[Request], rows: list[SampleRow]
