@@ -144,6 +144,7 @@ class Control:
     def __init__(self, restraint: Restraint, *, is_frozen: bool = False) -> None:
         self.is_frozen = is_frozen
         self.records: deque[Intervention] = deque(maxlen=KEPT)
+        self._begun: list[Intervention] = []  # an act in force may be older than the records
         self.signs: Signs | None = None
         self.num_acts: dict[str, int] = {action.value: 0 for action in Action}
         self._restraint = restraint
@@ -303,6 +304,7 @@ class Control:
         self._number += 1
         act = Intervention(self._number, now, action, target, cause, alternatives or {}, by)
         self.records.append(act)
+        self._begun = [*self.in_force, act]
         return act
 
     @property
@@ -313,7 +315,7 @@ class Control:
     @property
     def in_force(self) -> list[Intervention]:
         """Acts and alarms that have not ended."""
-        return [act for act in self.records if act.ended is None]
+        return [act for act in self._begun if act.ended is None]
 
     def as_dict(self) -> dict[str, Any]:
         """What an operator reads; JSON-ready."""

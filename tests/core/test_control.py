@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlx_cb.core.control import CALM_S, LONGEST_S, PATIENCE_S, RULES, Action, Control
+from mlx_cb.core.control import CALM_S, KEPT, LONGEST_S, PATIENCE_S, RULES, Action, Control
 from mlx_cb.core.restraint import Restraint
 from mlx_cb.core.signs import Signs
 from mlx_cb.standing import Standing
@@ -139,6 +139,18 @@ def test_nothing_lasts_for_ever() -> None:
     happened = story.shown(LONGEST_S, failed_steps=1)
     assert happened == [f"-{Action.ONE_AT_A_TIME.value}"]
     assert not story.restraint.one_at_a_time
+
+
+def test_what_is_in_force_is_told_however_much_came_after_it() -> None:
+    control = Control(Restraint())
+    pause = control.note("pause user", "ann", "the operator said so", now=0.0, by="root")
+    for number in range(KEPT + 1):
+        act = control.note("cancel request", str(number), "the operator said so", now=1.0)
+        act.ended = 1.0
+    assert pause not in control.records
+    assert control.in_force == [pause]
+    pause.ended = 2.0
+    assert control.in_force == []
 
 
 def test_every_rule_names_owner_and_a_gap_between_its_thresholds() -> None:
