@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -122,6 +123,51 @@ def run(core: EngineCore, collected: Collected | None = None, max_steps: int = 5
             return collected
         collected.take(core.step())
     raise AssertionError(f"not done after {max_steps} steps: {core.scheduler.requests}")
+
+
+def run_arrivals(
+    core: EngineCore,
+    arrivals: Sequence[tuple[int, Sequence[int], int]],
+    aborts: Sequence[tuple[int, int]] = (),
+    max_ticks: int = 3000,
+) -> Collected:
+    """Run requests `r0`, `r1`, ... that come at given ticks, and some that are aborted, to the end.
+
+    Arrivals are (tick, prompt, output tokens), aborts (tick, index). Every tick is a step, after
+    which all requests and blocks are accounted for.
+    """
+    collected = Collected()
+    last = max(when for when, *_ in [*arrivals, *aborts])
+    for tick in range(max_ticks):
+        for index, (when, prompt, output) in enumerate(arrivals):
+            if when == tick:
+                core.add(f"r{index}", prompt, greedy(output))
+        for when, index in aborts:
+            if when == tick:
+                core.abort(f"r{index}")
+        if tick > last and not core.has_work:
+            break
+        collected.take(core.step())
+        core.scheduler.check_integrity()
+    assert not core.has_work
+    assert core.counters.failed_steps == 0
+    return collected
+
+
+def like_alone(
+    model: llama.Model,
+    collected: Collected,
+    arrivals: Sequence[tuple[int, Sequence[int], int]],
+    alone: Callable[[tuple[int, ...], int], list[int]],
+) -> None:
+    """Assert that what `run_arrivals` collected is what `alone` gives, of aborted ones the start."""
+    for index, (_, prompt, output) in enumerate(arrivals):
+        got = collected.token_ids.get(f"r{index}", [])
+        reason, wanted = collected.finish_reasons[f"r{index}"], alone(tuple(prompt), output)
+        assert reason in (FinishReason.ABORT, FinishReason.LENGTH)
+        if reason is FinishReason.ABORT:
+            wanted = wanted[: len(got)]
+        same_tokens(model, list(prompt), got, wanted)
 
 
 def solo(model: llama.Model, prompt: list[int], max_tokens: int) -> list[int]:

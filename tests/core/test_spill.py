@@ -24,6 +24,18 @@ def crowded(*, on: bool) -> World:
     return world
 
 
+def prefix_on_the_ssd() -> tuple[World, list[int]]:
+    """A prompt that was answered as "first", and whose blocks were then taken by another text."""
+    world = World(num_blocks=8)
+    prompt = list(range(21))
+    world.add("first", prompt, output=2)
+    world.finish()
+    world.idle(100)
+    world.add("other", list(range(200, 229)), output=2)  # takes every block
+    world.finish()
+    return world, prompt
+
+
 def test_a_request_that_gave_way_comes_back_from_the_ssd() -> None:
     world = crowded(on=True)
     ladder = world.scheduler.ladder
@@ -41,13 +53,7 @@ def test_without_the_ssd_it_is_computed_again() -> None:
 
 
 def test_a_prefix_is_restored_for_the_next_turn_and_counts_as_cached() -> None:
-    world = World(num_blocks=8)
-    prompt = list(range(21))
-    world.add("first", prompt, output=2)
-    world.finish()
-    world.idle(100)
-    world.add("other", list(range(200, 229)), output=2)  # takes every block
-    world.finish()
+    world, prompt = prefix_on_the_ssd()
     request = world.add("second", prompt, output=2)
     world.finish()
     assert request.num_cached_tokens == 20
@@ -62,13 +68,7 @@ def test_a_prefix_is_restored_for_the_next_turn_and_counts_as_cached() -> None:
 
 
 def test_a_block_that_is_lost_on_the_way_is_computed() -> None:
-    world = World(num_blocks=8)
-    prompt = list(range(21))
-    world.add("first", prompt, output=2)
-    world.finish()
-    world.idle(100)
-    world.add("other", list(range(200, 229)), output=2)
-    world.finish()
+    world, prompt = prefix_on_the_ssd()
     request = world.add("second", prompt, output=2)
     world.step()
     assert world.scheduler.restoring.num_tokens == 0
@@ -81,13 +81,7 @@ def test_a_block_that_is_lost_on_the_way_is_computed() -> None:
 
 
 def test_a_disk_that_does_not_answer_is_not_waited_for_for_ever() -> None:
-    world = World(num_blocks=8)
-    prompt = list(range(21))
-    world.add("first", prompt, output=2)
-    world.finish()
-    world.idle(100)
-    world.add("other", list(range(200, 229)), output=2)
-    world.finish()
+    world, prompt = prefix_on_the_ssd()
     world.add("second", prompt, output=2)
     steps = 0
     while world.scheduler.has_work:
@@ -99,13 +93,7 @@ def test_a_disk_that_does_not_answer_is_not_waited_for_for_ever() -> None:
 
 
 def test_an_aborted_request_leaves_nothing_behind() -> None:
-    world = World(num_blocks=8)
-    prompt = list(range(21))
-    world.add("first", prompt, output=2)
-    world.finish()
-    world.idle(100)
-    world.add("other", list(range(200, 229)), output=2)
-    world.finish()
+    world, prompt = prefix_on_the_ssd()
     world.add("second", prompt, output=2)
     world.step()
     world.deliver(1)

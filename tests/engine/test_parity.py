@@ -62,30 +62,9 @@ def test_random_runs_equal_solo_runs(
         pipelined=pipelined,
         policy=policy,
     )
-    collected = tiny.Collected()
-    for tick in range(3000):
-        for index, (when, prompt, output) in enumerate(arrivals):
-            if when == tick:
-                core.add(f"r{index}", prompt, tiny.greedy(output))
-        for when, index in aborts:
-            if when == tick:
-                core.abort(f"r{index}")
-        if tick > 30 and not core.has_work:
-            break
-        collected.take(core.step())
-        core.scheduler.check_integrity()
-    assert not core.has_work
+    collected = tiny.run_arrivals(core, arrivals, aborts)
     assert core.scheduler.kv_cache.pool.num_used == (policy == "static")
-    assert core.counters.failed_steps == 0
-    for index, (_, prompt, output) in enumerate(arrivals):
-        got = collected.token_ids.get(f"r{index}", [])
-        reason = collected.finish_reasons[f"r{index}"]
-        wanted = solo(prompt, output)
-        if reason is FinishReason.ABORT:
-            wanted = wanted[: len(got)]
-        else:
-            assert reason is FinishReason.LENGTH
-        tiny.same_tokens(model(), list(prompt), got, wanted)
+    tiny.like_alone(model(), collected, arrivals, solo)
 
 
 def test_preemption_happens_and_changes_nothing() -> None:

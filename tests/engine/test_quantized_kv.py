@@ -89,15 +89,7 @@ def test_a_crowd_gets_the_tokens_of_each_alone(
         max_num_batched_tokens=budget,
         pipelined=pipelined,
     )
-    collected = tiny.Collected()
-    for tick in range(2000):
-        for index, (when, prompt, output) in enumerate(arrivals):
-            if when == tick:
-                core.add(f"r{index}", prompt, tiny.greedy(output))
-        if tick > 8 and not core.has_work:
-            break
-        collected.take(core.step())
-    assert core.counters.failed_steps == 0
+    collected = tiny.run_arrivals(core, arrivals)
     for index, (_, prompt, output) in enumerate(arrivals):
         got = collected.token_ids[f"r{index}"]
         assert len(got) == output

@@ -168,26 +168,8 @@ def test_random_runs_over_one_folder_equal_solo_runs(
         max_num_batched_tokens=budget,
         pipelined=pipelined,
     )
-    collected = tiny.Collected()
-    for tick in range(20_000):
-        for index, (when, prompt, output) in enumerate(requests):
-            if when == tick:
-                core.add(f"r{index}", prompt, tiny.greedy(output))
-        for when, index in aborts:
-            if when == tick:
-                core.abort(f"r{index}")
-        if tick > 30 and not core.has_work:
-            break
-        collected.take(core.step())
-        core.scheduler.check_integrity()
-    assert not core.has_work
-    assert core.counters.failed_steps == 0
-    for index, (_, prompt, output) in enumerate(requests):
-        got = collected.token_ids.get(f"r{index}", [])
-        wanted = solo(prompt, output)
-        if collected.finish_reasons[f"r{index}"] is FinishReason.ABORT:
-            wanted = wanted[: len(got)]
-        tiny.same_tokens(model(), list(prompt), got, wanted)
+    collected = tiny.run_arrivals(core, requests, aborts, max_ticks=20_000)
+    tiny.like_alone(model(), collected, requests, solo)
 
 
 def test_damaged_files_are_never_used(engines: Engines, caplog: pytest.LogCaptureFixture) -> None:

@@ -286,25 +286,8 @@ def test_random_runs_of_a_hybrid_equal_solo_runs(
     assert core.cache_spec.layout is Layout.GROUPED
     assert core.scheduler.kv_cache.checkpoints is not None
     core.scheduler.kv_cache.checkpoints.capacity = num_checkpoints
-    collected = tiny.Collected()
-    for tick in range(3000):
-        for index, (when, prompt, output) in enumerate(arrivals):
-            if when == tick:
-                core.add(f"r{index}", prompt, tiny.greedy(output))
-        for when, index in aborts:
-            if when == tick:
-                core.abort(f"r{index}")
-        if tick > 20 and not core.has_work:
-            break
-        collected.take(core.step())
-        core.scheduler.check_integrity()
-    assert core.counters.failed_steps == 0
-    for index, (_, prompt, output) in enumerate(arrivals):
-        got = collected.token_ids.get(f"r{index}", [])
-        wanted = solo(prompt, output)
-        if collected.finish_reasons[f"r{index}"] is FinishReason.ABORT:
-            wanted = wanted[: len(got)]
-        tiny.same_tokens(model(), list(prompt), got, wanted)
+    collected = tiny.run_arrivals(core, arrivals, aborts)
+    tiny.like_alone(model(), collected, arrivals, solo)
 
 
 def test_live_buffers_stay_bounded_whatever_comes() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_cb.attention.kv_storage import KVLayerSpec
-from mlx_cb.core.outputs import FinishReason
 from mlx_cb.engine.core import EngineCore
 from mlx_cb.errors import OutOfMemory
 from mlx_cb.model.cache_spec import CacheSpec, Layout
@@ -74,24 +73,8 @@ def test_random_runs_with_few_places_equal_solo_runs(
         pipelined=pipelined,
     )
     core.scheduler.kv_cache.pool.capacity = 20
-    collected = tiny.Collected()
-    for tick in range(3000):
-        for index, (when, prompt, output) in enumerate(arrivals):
-            if when == tick:
-                core.add(f"r{index}", prompt, tiny.greedy(output))
-        for when, index in aborts:
-            if when == tick:
-                core.abort(f"r{index}")
-        if tick > 20 and not core.has_work:
-            break
-        collected.take(core.step())
-    assert core.counters.failed_steps == 0
-    for index, (_, prompt, output) in enumerate(arrivals):
-        got = collected.token_ids.get(f"r{index}", [])
-        wanted = solo(family, prompt, output)
-        if collected.finish_reasons[f"r{index}"] is FinishReason.ABORT:
-            wanted = wanted[: len(got)]
-        tiny.same_tokens(model(family), list(prompt), got, wanted)
+    collected = tiny.run_arrivals(core, arrivals, aborts)
+    tiny.like_alone(model(family), collected, arrivals, functools.partial(solo, family))
 
 
 def test_a_long_text_takes_few_places() -> None:
