@@ -160,7 +160,7 @@ def like_alone(
     arrivals: Sequence[tuple[int, Sequence[int], int]],
     alone: Callable[[tuple[int, ...], int], list[int]],
 ) -> None:
-    """Assert that what `run_arrivals` collected is what `alone` gives, of aborted ones the start."""
+    """Assert that what `run_arrivals` collected is what `alone` gives, or its start if aborted."""
     for index, (_, prompt, output) in enumerate(arrivals):
         got = collected.token_ids.get(f"r{index}", [])
         reason, wanted = collected.finish_reasons[f"r{index}"], alone(tuple(prompt), output)
