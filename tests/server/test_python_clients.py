@@ -244,6 +244,8 @@ class TestLlm:
                 [str(LLM), "-m", "mlx", "--key", "x", *arguments],
                 env={**os.environ, "LLM_USER_PATH": str(tmp_path)},
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                # A shell's background job ignores interrupts, and hands that on to all it starts.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )  # fmt: skip
 
         return run
