@@ -15,6 +15,7 @@ from mlx_cb.standing import EQUAL, Standing
 
 SHORT = 32  # missing tokens up to which a request counts as short: one quantum of prefill
 HEAD_START = 20.0  # seconds of waiting that a short request is ahead of its user's others
+AGING = 0.5  # seconds of prefill that a second of waiting is worth
 BATCH_FLOOR = 0.05  # part of the machine that work nobody waits for gets in any case
 BEHIND = 1.0  # weighted seconds behind all others from which a user's share of places is no limit
 MOST_OWED = 1.0  # seconds that either class may be behind or ahead of the floor
@@ -39,7 +40,8 @@ class Fair:
     Each user has a counter of measured machine seconds, divided by the user's weight. A user who
     comes back starts at the least counter of those who are active: idleness is not saved up.
     Inside a user the fewest missing tokens go first (those in the prefix cache are not missing),
-    and each second of waiting counts as `aging` tokens less, so that no long prompt is starved; a
+    and each second of waiting counts as `aging` seconds of prefill less, so that no long prompt is
+    starved: others pass it for as long as it takes itself, divided by `aging`; a
     short remainder (an editor's completion, a second turn) has a head start over its user's others.
     A higher rank goes after every lower one, but when it had less than `BATCH_FLOOR` of the
     machine it goes first.
@@ -47,7 +49,7 @@ class Fair:
 
     pads_finished = False
 
-    def __init__(self, aging: float = 50.0) -> None:
+    def __init__(self, aging: float = AGING) -> None:
         self.aging = aging
         self.served: dict[str, float] = {}
         self._members: dict[str, _Member] = {}
@@ -55,9 +57,9 @@ class Fair:
         self._num_batch = 0
         self._owed = 0.0  # seconds that the batch class is behind its floor
 
-    def order(self, candidates: Iterable[Request], now: float) -> list[Request]:
+    def order(self, candidates: Iterable[Request], now: float, rows_per_s: float) -> list[Request]:
         """By rank, the users' counters, then by missing tokens less aging; see Policy."""
-        served, aging = self.served, self.aging
+        served, aging = self.served, self.aging * rows_per_s
         sign = -1 if self._owed > 0 else 1
 
         def entitlement(request: Request) -> tuple[float, ...]:

@@ -223,7 +223,8 @@ class Scheduler:
                     break
             return []
         ready = [request for request in self.waiting.values() if request.num_in_flight == 0]
-        ordered = self.policy.order((*self.prefilling, *ready), plan.record.started)
+        rows_per_s = 1 / self.cost_model.per_row
+        ordered = self.policy.order((*self.prefilling, *ready), plan.record.started, rows_per_s)
         return self.entrance.arrange(ordered)
 
     def _admit(self, plan: SchedulerOutput, request: Request) -> bool:

@@ -122,7 +122,9 @@ def test_a_short_prompt_goes_before_a_long_one_but_not_for_ever() -> None:
     step(s)
     assert [c.request_id for c in s.journal.records[-1].prefills] == ["short"]
     aged = s.policy.order(
-        [request("new", prompt=4, arrival_time=100.0), request("old", prompt=40)], now=100.0
+        [request("new", prompt=4, arrival_time=100.0), request("old", prompt=40)],
+        now=100.0,
+        rows_per_s=1.0,
     )
     assert [r.request_id for r in aged] == ["old", "new"]
 
