@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_cb.core.fair import BATCH_FLOOR
+from mlx_cb.core.fair import BATCH_FLOOR, CREDIT, Fair
 from mlx_cb.core.policies import POLICIES
 from mlx_cb.standing import EQUAL, Standing
 from tests.core.machine import PER_ROW, Machine, jain, percentile
@@ -232,6 +232,21 @@ def test_a_long_prompt_is_passed_by_others_only_for_about_as_long_as_it_takes_it
             machine.add("ann", 40, 4)
         machine.step()
     assert machine.now - asked < 5 * alone, "itself once, as long for others, and their decodes"
+
+
+def test_who_comes_back_begins_with_a_turn_but_not_before_those_who_never_had_one() -> None:
+    fair = Fair()
+    fair.join("hog", EQUAL)
+    fair.charge("hog", 0, 50.0)
+    fair.join("ann", EQUAL)
+    assert fair.served["ann"] == 50.0 - CREDIT
+    # No stairs: who comes next does not go before her.
+    fair.join("bob", EQUAL)
+    assert fair.served["bob"] == 50.0 - CREDIT
+    # The hog is served for so long that ann and bob clearly wait.
+    fair.charge("hog", 0, 2 * CREDIT)
+    fair.join("eve", EQUAL)
+    assert fair.served["eve"] == 50.0
 
 
 def test_priority_goes_by_class_then_weight_then_arrival() -> None:

@@ -165,26 +165,25 @@ def fairness(seed: int) -> list[Goal]:
     outcome = _run(BACKLOG, UNBOUND, seed)
     peer = _run(BACKLOG, "P", seed)
     of = f"peer {_figure(peer, 'jain'):.3f}"
-    waits = {user: _mean_wait(outcome, user) for user in BACKLOG.names()}
+    times = {user: _mean_time(outcome, user) for user in BACKLOG.names()}
     # A fair share of the machine is a machine that is as many times slower as there are users.
     over = {
-        user: waits[user] / (BACKLOG.users * _mean_wait(_run(alone, UNBOUND, seed), user))
-        for user, alone in zip(waits, BACKLOG.alone(), strict=True)
+        user: times[user] / (BACKLOG.users * _mean_time(_run(alone, UNBOUND, seed), user))
+        for user, alone in zip(times, BACKLOG.alone(), strict=True)
     }
     worst = max(over, key=lambda user: over[user])
+    jain = _figure(outcome, "jain")
+    what = "longest mean wait for an answer over a fair share's"
     return [
-        Goal(
-            *("G16", "Jain's index of four backlogged users", _figure(outcome, "jain"), 0.97),
-            *(True, of),
-        ),
-        Goal("G16", "longest mean wait over the fair share's", over[worst], 2.0, False, worst),
+        Goal("G16", "Jain's index of four backlogged users", jain, 0.97, True, of),
+        Goal("G16", what, over[worst], 2.0, False, worst),
     ]
 
 
-def _mean_wait(outcome: Outcome, user: str) -> float:
-    """Mean time to first token of a user's calls."""
-    waits = [r.ttft_s for r in outcome.runs[-1].records if r.call.user == user and r.chunk_times_s]
-    return sum(waits) / len(waits)
+def _mean_time(outcome: Outcome, user: str) -> float:
+    """Mean time from a user's calls to the ends of their answers."""
+    records = [r for r in outcome.runs[-1].records if r.call.user == user and r.is_complete]
+    return sum(r.ended_s - r.sent_s for r in records) / len(records)
 
 
 def weights(seed: int) -> list[Goal]:
