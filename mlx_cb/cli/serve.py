@@ -107,6 +107,10 @@ _KV_DTYPES = click.Choice([*_DTYPES.choices, "int8", "int4"])
     type=click.Choice(["reasoning_content", "reasoning", "both", "inline"]),
     help="Where chat completions put reasoning.",
 )
+@setting("--max-body-bytes", default=2**25, type=click.IntRange(1), help="Largest request body.")
+@setting(
+    "--keep-alive-s", default=10.0, type=click.FloatRange(1), help="A stream's longest silence."
+)
 def command(**given: Any) -> int:
     """Serve MODEL over HTTP: a hub id, a folder, a .gguf file, demo, or scripted:FILE."""
     if given["lan"] and given["host"] != "127.0.0.1":
@@ -155,6 +159,7 @@ def build_config(given: dict[str, Any]) -> ServerConfig:
     names = (
         *("lan", "port", "strict_model", "log_format", "log_prompts", "reasoning_key"),
         *("request_timeout_s", "max_input_tokens", "max_output_tokens", "max_queued_per_user"),
+        *("max_body_bytes", "keep_alive_s"),
     )
     return ServerConfig(
         served_model_name=given["served_model_name"] or _shown_name(given["model"]),
