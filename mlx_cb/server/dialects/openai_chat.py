@@ -118,7 +118,8 @@ def _tool_choice(asked: ChatRequest) -> ToolChoice:
         allowed = [_name(tool) for tool in wanted.allowed_tools.tools]
         wanted = wanted.allowed_tools.mode
     elif isinstance(wanted, WireToolChoice):
-        wanted, name = "named", _name(wanted)
+        name = _name(wanted)
+        wanted = "named"
     most = 1 if asked.parallel_tool_calls is False else None
     return choose_tools(asked.tools, wanted, name, most_calls=most, allowed=allowed)
 

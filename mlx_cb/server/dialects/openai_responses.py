@@ -216,7 +216,8 @@ def _tool_choice(asked: ResponsesRequest, functions: list[dict[str, Any]]) -> To
         allowed = [_flat_name(tool) for tool in wanted.tools or []]
         wanted = wanted.mode or "auto"
     elif isinstance(wanted, WireToolChoice):
-        wanted, name = "named", _flat_name(wanted)
+        name = _flat_name(wanted)
+        wanted = "named"
     most = 1 if asked.parallel_tool_calls is False else None
     return choose_tools(functions, wanted, name, most_calls=most, allowed=allowed)
 
