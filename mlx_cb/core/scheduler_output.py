@@ -69,6 +69,13 @@ class SchedulerOutput:
         chunks = (chunk.request for chunk in self.prefills)
         return {request.request_id for request in (*self.decodes, *chunks, *self.restoring)}
 
+    def withdraw(self, request: Request) -> None:
+        """Take back a request's decode row, if it has one."""
+        if request in self.decodes:
+            self.decodes.remove(request)
+            request.num_computed_tokens -= 1
+            request.num_in_flight -= 1
+
     def sampling(self) -> Iterator[Request]:
         """Requests that get a token from this step, in the order of the logit rows."""
         yield from self.decodes
