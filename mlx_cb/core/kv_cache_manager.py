@@ -61,6 +61,11 @@ def prefix_salt(user: str, group: str, kv_dtype: str) -> bytes:
     return f"{kv_dtype}\0{owner}".encode()
 
 
+def shared_salt(kv_dtype: str) -> bytes:
+    """What the first hash of a text begins with that begins with a prompt marked as shared."""
+    return f"{kv_dtype}\0everyone".encode()
+
+
 class KVCacheManager:
     """Block tables of all requests over one pool.
 
@@ -214,15 +219,16 @@ class KVCacheManager:
     def _take_checkpoint(self, request: Request, checkpoints: Checkpoints, num_hits: int) -> None:
         """Hand over the state behind the hits, and name the borders worth a state of their own.
 
-        Those are where the known text ends, and where it leaves a text that is in the blocks: the
-        next request that shares as much can then go on from there.
+        Those are where the known text ends, where it leaves a text that is in the blocks, and where
+        it leaves a marked prompt: the next request that shares as much can then go on from there.
         """
         hashes = request.block_hashes
         request.resume_state = checkpoints.load(hashes[num_hits - 1]) if num_hits else None
         known = self._find_blocks(request)
         num_full = (request.num_tokens - 1) // self.block_size
         self._hashes(request, num_full)
-        borders = {len(known), num_full} - {0, num_hits}
+        marked = min(request.num_shared_blocks, num_full)
+        borders = {border for border in (len(known), marked, num_full) if border > num_hits}
         request.checkpoint_tokens = tuple(sorted(n * self.block_size for n in borders))
 
     def allocate_slots(self, request: Request, num_tokens: int) -> bool:
@@ -315,8 +321,17 @@ class KVCacheManager:
         return array("i", request.token_ids[start : start + count])
 
     def _parent(self, request: Request, index: int) -> bytes:
-        """Hash of everything before block `index`."""
-        return request.block_hashes[index - 1] if index else request.cache_salt
+        """Hash of everything before block `index`.
+
+        The user's salt comes in where his own text begins: before the first block, or behind the
+        blocks that everybody may share.
+        """
+        if index != request.num_shared_blocks:
+            return request.block_hashes[index - 1] if index else request.shared_salt
+        if not index:
+            return request.cache_salt
+        salted = request.cache_salt + b"\0behind " + request.block_hashes[index - 1]
+        return hashlib.blake2b(salted, digest_size=16).digest()
 
     def _may_share(self, request: Request) -> bool:
         return self.prefix_cache and request.params.prompt_logprobs is None
