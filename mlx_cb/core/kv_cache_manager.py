@@ -176,15 +176,21 @@ class KVCacheManager:
             stats.count(request.num_tokens, request.num_computed_tokens)
         return request.num_computed_tokens
 
-    def hashes_behind_prefix(self, request: Request) -> list[bytes]:
-        """Content hashes of the full blocks that a request still has to compute.
+    def hashes_to_restore(self, request: Request) -> tuple[list[bytes], int]:
+        """Content hashes of an admitted request's full blocks, and how many of these it has.
 
         The last token is left to compute, because its logits are needed.
         """
         if not self._may_share(request):
-            return []
+            return [], 0
         num_full = (request.num_tokens - 1) // self.block_size
-        return self._hashes(request, num_full)[len(request.block_table) : num_full]
+        return self._hashes(request, num_full)[:num_full], len(request.block_table)
+
+    def drop_uncomputed_blocks(self, request: Request) -> None:
+        """Give back the blocks behind those that a request can go on from."""
+        num_blocks = self.num_blocks_for(request.num_computed_tokens)
+        self.pool.free(request.block_table[num_blocks:])
+        del request.block_table[num_blocks:]
 
     def keep_full_blocks(self, request: Request) -> None:
         """Take back the promise of a part of a block: the whole one comes from elsewhere."""

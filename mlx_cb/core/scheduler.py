@@ -247,7 +247,7 @@ class Scheduler:
         self.prefilling.append(request)
         plan.record.admitted.append(request.request_id)
         self._note(request, "admitted", f"{cached} tokens cached")
-        self.restoring.begin(request, plan.record.started)
+        self.restoring.begin(request, plan)
         return True
 
     def _wait_for_prefix(
