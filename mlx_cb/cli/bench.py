@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from rich.console import Console
 
-from mlx_cb.cli import kv_quality
+from mlx_cb.cli import beside, kv_quality
+from mlx_cb.cli.looping import run_measurement
 from mlx_cb.cli.progress import announcer, progress
 from mlx_cb.cli.simulation import pair, sim
 from mlx_cb.errors import MlxCbError
 
 # Everything else is imported where it is used: `mlx-cb --help` must not wait for numpy.
 
-_T = TypeVar("_T")
 _PEERS = "mlx-lm, mlx-lm-tuned, or the URL of a server that is already running"
 
 
@@ -190,7 +188,7 @@ def suite(
             announce=announcer(bar),
             keep=_keeper(options["json_file"]),
         )
-        report = _run(run_suite(file, models, settings))
+        report = run_measurement(run_suite(file, models, settings))
     wanted = file.gate
     if only:
         wanted = gates.relevant(wanted, set(only))
@@ -253,7 +251,7 @@ def _measure(
             if record is not None:
                 bar.advance(lines[label])
 
-        report = _run(
+        report = run_measurement(
             measure_load(
                 [Assignment(workload, load, tuple(specs))],
                 _conditions(options, model[1]),
@@ -324,20 +322,6 @@ def _finish(
         sys.exit(1)
 
 
-def _run(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run on uvloop, where it exists."""
-    try:
-        import uvloop
-    except ImportError:
-        factory = None
-    else:
-        factory = uvloop.new_event_loop
-    # As Ctrl-C, so that the servers that were started are ended too.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(work)
-
-
 def _keeper(path: Path | None) -> Callable[[dict[str, Any]], None]:
     from mlx_cb.bench.report import write_json
 
@@ -373,5 +357,7 @@ def _cache() -> Path:
 
 bench.add_command(sim)
 bench.add_command(kv_quality.command)
+bench.add_command(beside.slow_connections)
+bench.add_command(beside.admin)
 # The name under which the command line's group looks for it.
 command = bench

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from mlx_cb.cli.accounts import FILE, account, account_options, default_file
+from mlx_cb.cli.printing import show
 from mlx_cb.server import keys
 from mlx_cb.server.keys import parse_expiry
 from mlx_cb.server.links import Links, address_of
@@ -92,7 +93,7 @@ def show_link(address: str, what_for: str) -> None:
     print(f"mlx-cb: this link {what_for}; it is not shown again:", file=sys.stderr)
     if sys.stderr.isatty():
         segno.make(address, error="l").terminal(sys.stderr, compact=True)
-    print(address, flush=True)
+    show(address)
 
 
 def _server_url(path: Path, given: str | None) -> str:

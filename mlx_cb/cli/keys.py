@@ -15,6 +15,7 @@ import click
 
 from mlx_cb.cli import invites
 from mlx_cb.cli.accounts import FILE, account, account_options, default_file
+from mlx_cb.cli.printing import show
 from mlx_cb.server import keys
 from mlx_cb.server.keys import KeyRecord
 from mlx_cb.standing import CLASSES
@@ -73,7 +74,7 @@ def rotate(name: str, file: Path | None) -> None:
 def show_once(name: str, key: str) -> None:
     """Print a new key: alone on standard output, so that it can be piped."""
     print(f"mlx-cb: the key of {name}; it is stored nowhere and not shown again:", file=sys.stderr)
-    print(key, flush=True)
+    show(key)
 
 
 for _command in invites.COMMANDS:

@@ -5,10 +5,12 @@ Owns the config file's place and the types of values that people write (sizes, n
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
+import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import click
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+# Variables that are no setting of a command with a config file.
+_OTHER_VARIABLES = frozenset({"MLX_CB_CONFIG", "MLX_CB_KEY", "MLX_CB_URL"})
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*\Z", re.IGNORECASE)
 
 
@@ -56,13 +60,45 @@ def read_config(command: click.Command, path: Path) -> dict[str, Any]:
 
 
 class ConfiguredCommand(click.Command):
-    """A command whose defaults come from the config file."""
+    """A command whose defaults come from the config file. A variable that means nothing is told."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> click.Context:
         extra.setdefault("default_map", read_config(self, config_path()))
-        return super().make_context(info_name, args, parent, **extra)
+        context = super().make_context(info_name, args, parent, **extra)
+        for sentence in unknown_variables(self, os.environ):
+            print(f"mlx-cb: {sentence}", file=sys.stderr)
+        return context
+
+
+def unknown_variables(command: click.Command, environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable with our prefix that is no setting of this command."""
+    settings = [str(parameter.envvar) for parameter in command.params if parameter.envvar]
+    sentences = []
+    for name in sorted(environment):
+        if not name.startswith("MLX_CB_") or name in _OTHER_VARIABLES or name in settings:
+            continue
+        near = difflib.get_close_matches(name, settings, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        sentences.append(f"the variable {name} is no setting and is ignored{hint}")
+    return sentences
+
+
+def told_settings(context: click.Context) -> str:
+    """What was set and where, `port=1 (MLX_CB_PORT)`; empty when everything is at its default."""
+    sources = click.core.ParameterSource
+    found = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        place = {
+            sources.COMMANDLINE: "command line",
+            sources.ENVIRONMENT: str(parameter.envvar),
+            sources.DEFAULT_MAP: str(config_path()),
+        }.get(context.get_parameter_source(name) or sources.DEFAULT)
+        if place is not None:
+            found.append(f"{name.replace('_', '-')}={context.params[name]} ({place})")
+    return ", ".join(found)
 
 
 class Size(click.ParamType[Any]):

@@ -28,7 +28,9 @@ from mlx_cb.cli.options import (
     TlsFiles,
     config_path,
     setting,
+    told_settings,
 )
+from mlx_cb.cli.printing import say, show
 from mlx_cb.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from mlx_cb.errors import MlxCbError
 
@@ -90,6 +92,12 @@ _KV_DTYPES = click.Choice([*_DTYPES.choices, "int8", "int4"])
 @setting("--itl-target-ms", default=100.0, type=click.FloatRange(1), help="Gap between tokens.")
 @setting("--max-queue-wait-s", default=60.0, type=click.FloatRange(0), help="Longest wait.")
 @setting("--no-prefix-cache", is_flag=True, help="Do not share blocks of equal prefixes.")
+@setting(
+    "--shared-prompt",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="File of a prompt whose blocks all users share.",
+)
 @setting("--ssd-cache", default="off", help="Folder that keeps blocks of prefixes: DIR or off.")
 @setting("--ssd-cache-size", default="auto", type=Size(), help="Most bytes in that folder.")
 @setting("--ssd-daily-writes", default="auto", type=Size(), help="Most bytes written a day.")
@@ -107,6 +115,10 @@ _KV_DTYPES = click.Choice([*_DTYPES.choices, "int8", "int4"])
     type=click.Choice(["reasoning_content", "reasoning", "both", "inline"]),
     help="Where chat completions put reasoning.",
 )
+@setting("--max-body-bytes", default=2**25, type=click.IntRange(1), help="Largest request body.")
+@setting(
+    "--keep-alive-s", default=10.0, type=click.FloatRange(1), help="A stream's longest silence."
+)
 def command(**given: Any) -> int:
     """Serve MODEL over HTTP: a hub id, a folder, a .gguf file, demo, or scripted:FILE."""
     if given["lan"] and given["host"] != "127.0.0.1":
@@ -117,7 +129,7 @@ def command(**given: Any) -> int:
     if given["explain_memory"]:
         return _explain_memory(config)
     access.check(config, is_named=given["keys"] is not None)
-    return run(config, given["also_port"])
+    return run(config, given["also_port"], told_settings(click.get_current_context()))
 
 
 def build_config(given: dict[str, Any]) -> ServerConfig:
@@ -136,6 +148,7 @@ def build_config(given: dict[str, Any]) -> ServerConfig:
             kv_memory=given["kv_memory"],
             kv_dtype=given["kv_dtype"],
             prefix_cache=not given["no_prefix_cache"],
+            shared_prompts=tuple(given["shared_prompt"]),
             ssd_cache=None if given["ssd_cache"] == "off" else given["ssd_cache"],
             ssd_cache_size=given["ssd_cache_size"],
             ssd_daily_writes=given["ssd_daily_writes"],
@@ -155,6 +168,7 @@ def build_config(given: dict[str, Any]) -> ServerConfig:
     names = (
         *("lan", "port", "strict_model", "log_format", "log_prompts", "reasoning_key"),
         *("request_timeout_s", "max_input_tokens", "max_output_tokens", "max_queued_per_user"),
+        *("max_body_bytes", "keep_alive_s"),
     )
     return ServerConfig(
         served_model_name=given["served_model_name"] or _shown_name(given["model"]),
@@ -178,14 +192,15 @@ def _shown_name(model: str) -> str:
     return Path(model).resolve().name if Path(model).exists() else model
 
 
-def run(config: ServerConfig, also_ports: tuple[int, ...] = ()) -> int:
+def run(config: ServerConfig, also_ports: tuple[int, ...] = (), told: str = "") -> int:
     """Serve until a signal or a failure; returns the exit code.
 
-    `also_ports` are for clients that know only the port of Ollama (11434) or LM Studio (1234).
+    `told` are the settings to be shown at the start. `also_ports` are for clients that know only
+    the port of Ollama (11434) or LM Studio (1234).
     """
     import uvloop
 
-    from mlx_cb.server.serving import PortBusy, bind, bind_all
+    from mlx_cb.server.serving import PortBusy, bind_all, bind_host
 
     _set_up_logging(config.log_format)
     _allow_many_connections()
@@ -193,16 +208,18 @@ def run(config: ServerConfig, also_ports: tuple[int, ...] = ()) -> int:
     listeners: list[socket.socket] = []
     for port in (config.port, *also_ports):
         try:
-            listeners += bind_all(port) if config.lan else [bind(config.host, port)]
+            listeners += bind_all(port) if config.lan else bind_host(config.host, port)
         except PortBusy:
-            _say(
+            say(
                 f"port {port} on {config.host} is in use{_by_whom(port)}; "
                 f"stop that program or choose another port"
             )
             return PORT_BUSY
         except OSError as error:
-            _say(f"cannot listen on {config.host}:{port}: {error.strerror or error}")
+            say(f"cannot listen on {config.host}:{port}: {error.strerror or error}")
             return 1
+    if told:
+        say(f"set: {told}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, listeners, certificates))
 
@@ -216,7 +233,7 @@ def _explain_memory(config: ServerConfig) -> int:
         print(line)
     if report.refusal is None:
         return 0
-    _say(report.refusal.message)
+    say(report.refusal.message)
     return report.refusal.exit_code
 
 
@@ -248,9 +265,9 @@ async def _serve(
     running = asyncio.create_task(serving.run(listeners))
     port = listeners[0].getsockname()[1]
     url = access.url(config, port)
-    _say(f"listening on {url}, loading {config.engine.model.model}")
+    say(f"listening on {url}, loading {config.engine.model.model}")
     for other in access.further_urls(config, port):
-        _say(f"  also {other}")
+        say(f"  also {other}")
     access.open_doors(front, url)
     loading = asyncio.create_task(_load(front, engine, url, started))
     announcing = asyncio.create_task(access.announce(front, port))
@@ -273,25 +290,25 @@ async def _serve(
 async def _load(front: Any, engine: Any, url: str, started: float) -> None:
     await engine.wait_ready()
     await front.load()
-    _say(f"ready after {time.monotonic() - started:.1f} s; try:")
+    say(f"ready after {time.monotonic() - started:.1f} s; try:")
     path, body = "chat/completions", '{"messages": [{"role": "user", "content": "Say hello."}]}'
     if front.model_info.pooling is not None:
         path, body = "embeddings", '{"input": ["Hello."]}'
     header = shlex.quote("content-type: application/json")
     more = access.curl_options(front.config)
-    print(f"  curl{more} {url}/v1/{path} -H {header} -d {shlex.quote(body)}", flush=True)
+    show(f"  curl{more} {url}/v1/{path} -H {header} -d {shlex.quote(body)}")
 
 
 def _exit_code(loading: asyncio.Task[None], stopping: asyncio.Task[int]) -> int:
     error = loading.exception() if loading.done() else None
     if isinstance(error, MlxCbError):
-        _say(error.message)
+        say(error.message)
         return error.exit_code
     if error is not None:
         raise error
     if stopping.done():
         return INTERRUPTED if stopping.result() == signal.SIGINT else 0
-    _say("the server stopped by itself")
+    say("the server stopped by itself")
     return 1
 
 
@@ -345,7 +362,3 @@ def _set_up_logging(log_format: str) -> None:
     form = "%(message)s" if log_format == "json" else "%(asctime)s %(levelname)s %(message)s"
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=form)
     logging.getLogger("mlx_cb").setLevel(logging.INFO)
-
-
-def _say(text: str) -> None:
-    print(f"mlx-cb: {text}", file=sys.stderr, flush=True)

@@ -325,9 +325,13 @@ class Control:
             "records": [asdict(act) for act in self.records],
             "acts": dict(self.num_acts),
             "signs": None if self.signs is None else self.signs.as_dict(),
-            "rules": [rule.as_dict() for rule in RULES],
+            "rules": [rule.as_dict() | {"value": self._value(rule)} for rule in RULES],
             "restraint": self._restraint.as_dict(),
         }
+
+    def _value(self, rule: Rule) -> float | None:
+        """What a rule's sign was at the last look."""
+        return None if self.signs is None else rule.measure(self.signs)
 
 
 def _unit(rule: Rule) -> str:

@@ -37,6 +37,8 @@ class Request:
         waiting_for, waits: what it waits for now, and for how many steps it waited for what.
         is_plain_greedy: the next token is the arg max of the model's own logits.
         cache_salt: keeps one user's prefixes apart from another's.
+        shared_salt, num_shared_blocks: what its first blocks are known by instead, and how many,
+            when the text begins with a prompt that is marked as shared.
         deadline: when it ends at the latest, with what it has then; None for no such time.
         num_resident_tokens: how much of it was in the prefix cache when it came.
         account: the user and the rank that its service is charged to.
@@ -58,6 +60,8 @@ class Request:
     standing: Standing = EQUAL
     arrival_time: float = 0.0
     cache_salt: bytes = b""
+    shared_salt: bytes = b""
+    num_shared_blocks: int = 0
     deadline: float | None = None
     num_resident_tokens: int = 0
     account: tuple[str, int] = field(init=False)

@@ -31,14 +31,24 @@ class BlockCopy:
     target: int
 
 
+@dataclass(frozen=True, slots=True)
+class StateContent:
+    """A request gets the recurrent state after its first `num_tokens` tokens back."""
+
+    request: Request
+    content_hash: bytes
+    num_tokens: int
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """The plan of one step. Decode rows come first, then the chunks; one forward runs them all.
 
     `num_padding` rows are computed for nobody, over the block in `pad_table` (static policy only).
     Block ids are below `num_blocks`. Before the rows run, `stores` are copied out of their blocks,
-    then `restores` are put into theirs, then `copies` happen, all at once; `fetches` are contents
-    to read from the SSD meanwhile. `restoring` are the requests that `restores` belong to.
+    then `restores` are put into theirs and `states` are given back, then `copies` happen, all at
+    once; `fetches` are names of what is to be read from the SSD meanwhile. `restoring` are the
+    requests that wait for that, or whose blocks `restores` are.
     """
 
     record: StepRecord
@@ -50,6 +60,7 @@ class SchedulerOutput:
     pad_table: list[int] = field(default_factory=list)
     stores: list[BlockContent] = field(default_factory=list)
     restores: list[BlockContent] = field(default_factory=list)
+    states: list[StateContent] = field(default_factory=list)
     fetches: list[bytes] = field(default_factory=list)
     restoring: list[Request] = field(default_factory=list)
 
@@ -67,6 +78,13 @@ class SchedulerOutput:
         """Ids of the requests that have rows in this step, or got blocks back for it."""
         chunks = (chunk.request for chunk in self.prefills)
         return {request.request_id for request in (*self.decodes, *chunks, *self.restoring)}
+
+    def withdraw(self, request: Request) -> None:
+        """Take back a request's decode row, if it has one."""
+        if request in self.decodes:
+            self.decodes.remove(request)
+            request.num_computed_tokens -= 1
+            request.num_in_flight -= 1
 
     def sampling(self) -> list[Request]:
         """Requests that get a token from this step, in the order of the logit rows."""

@@ -14,7 +14,12 @@ from mlx.utils import tree_flatten, tree_map
 
 from mlx_cb.config import ModelConfig
 from mlx_cb.errors import ModelNotFound, OutOfMemory, UnsupportedModel
-from mlx_cb.model.checkpoint import eos_token_ids, generation_defaults, max_model_len
+from mlx_cb.model.checkpoint import (
+    eos_token_ids,
+    generation_defaults,
+    max_model_len,
+    read_json,
+)
 from mlx_cb.model.pooling import as_generating, pooling_of
 from mlx_cb.model.resolve import resolve
 from mlx_cb.model.weight_layout import lay_out_for_blas
@@ -66,6 +71,7 @@ def open_model(config: ModelConfig) -> LoadedModel:
     Raises ModelNotFound or UnsupportedModel in one sentence.
     """
     path = resolve(config)
+    _check_config(path)
     _check_files(path)
     from mlx_lm.utils import get_total_parameters, load_model
 
@@ -123,6 +129,8 @@ def _check_files(path: Path) -> None:
             f"{path} holds no model*.safetensors file. Hint: download the weights, or convert them."
         )
     for shard in shards:
+        if not shard.is_file():
+            raise ModelNotFound(f"{shard} leads nowhere. Hint: download the model again.")
         size = shard.stat().st_size
         with shard.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -136,8 +144,30 @@ def _check_files(path: Path) -> None:
             expected = 8 + length + max(ends, default=0)
         if size != expected:
             raise ModelNotFound(
-                f"{shard} is damaged or cut off ({size} bytes). Hint: download it again."
+                f"{shard} is damaged or cut off: it has {size} bytes"
+                f"{f' of {expected}' if expected > 0 else ''}. Hint: download it again."
             )
+
+
+def _check_config(path: Path) -> None:
+    """The config must be an object that names its family, and no program of its own."""
+    file = path / "config.json"
+    try:
+        config = read_json(file)
+    except ValueError as error:
+        raise UnsupportedModel(
+            f"{file} is not JSON ({error}). Hint: download the model again."
+        ) from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise UnsupportedModel(
+            f"{file} has no model_type, so nobody knows how to run this model. "
+            "Hint: is this the folder of a language model, with its original config?"
+        )
+    if named := config.get("model_file"):
+        raise UnsupportedModel(
+            f"{path} wants its own program {named!r} to be run, which is never done here. "
+            "Hint: take a model of a family that mlx-lm knows."
+        )
 
 
 def _load_error(path: Path, error: Exception) -> Exception:

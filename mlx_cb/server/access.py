@@ -13,7 +13,7 @@ import binascii
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mlx_cb.errors import MlxCbError, Unauthorized
+from mlx_cb.errors import Forbidden, MlxCbError, Unauthorized
 from mlx_cb.server import dialects
 from mlx_cb.server.answering import error_headers
 from mlx_cb.server.cookies import check_body_type, cookie_of, is_foreign, is_own_page
@@ -151,15 +151,25 @@ def address_of(scope: Scope) -> str:
 
 
 async def _refuse(scope: Scope, send: Send, error: MlxCbError, page: OneDocument) -> None:
-    """The error in the words of the path's dialect; a person at a browser can sign in instead."""
+    """The error in the words of the path's dialect; to a person at a browser a page that helps."""
     headers = error_headers(error)
-    is_page = dict(scope["headers"]).get(b"sec-fetch-mode") == b"navigate"
     if isinstance(error, Unauthorized):
         # Not Basic: browsers would ask for a name and password before they show the page.
         headers = (*headers, (b"www-authenticate", b'Bearer realm="mlx-cb"'))
-    if is_page and isinstance(error, Unauthorized):
+    if isinstance(error, Unauthorized | Forbidden) and _opens_a_page(scope):
         headers = (*headers, (b"content-security-policy", page.policy.encode()))
-        await send_whole(send, Whole(page.text.encode(), 401, _HTML, headers))
+        await send_whole(send, Whole(page.text.encode(), error.status, _HTML, headers))
         return
     made = dialects.error_answer(scope["path"], error, scope["state"]["request_id"])
     await send_whole(send, Whole(made.body, made.status, made.media_type, headers))
+
+
+def _opens_a_page(scope: Scope) -> bool:
+    """Whether a person opens an address in a browser, rather than a program asking."""
+    headers = dict(scope["headers"])
+    if scope["method"] != "GET":
+        return False
+    if (mode := headers.get(b"sec-fetch-mode")) is not None:
+        return bool(mode == b"navigate")
+    # Browsers say the mode by TLS and on loopback only. No program asks for XHTML.
+    return b"application/xhtml+xml" in headers.get(b"accept", b"")

@@ -43,7 +43,9 @@ def routes(front: Front) -> list[BaseRoute]:
         if not user.is_admin:
             return _json({"model": front.served_name, **engine})
         answers = {"open": len(front.open_answers), "closing": front.is_closing}
-        return _json({"model": front.served_name, "answers": answers, **engine})
+        settings = msgspec.to_builtins(front.config, enc_hook=str)
+        about = {"model": front.served_name, "answers": answers, "settings": settings}
+        return _json({**about, **engine})
 
     async def steps(request: Request) -> Response:
         wanted = request.query_params.get("last", "100")

@@ -12,9 +12,13 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from mlx_cb.server.rate import network_of
 
@@ -24,11 +28,12 @@ class ConnectionLimits:
     """Seconds, bytes and connections.
 
     Attributes:
-        head_s: from the connection, or a request's first byte, to the end of its head.
+        head_s: from the connection, or a request's first byte, to the end of its head; before it
+            the same again for the handshake of TLS.
         head_bytes: of a request's line and headers together.
         rest_s: for the rest of a body that an answer did not wait for.
         unread_s: for a client that reads nothing of an answer that is there for it.
-        half_open: connections without a complete head.
+        half_open: connections without a complete handshake or head.
     """
 
     head_s: float = 15.0
@@ -38,15 +43,22 @@ class ConnectionLimits:
     half_open: int = 1024
 
 
+class Unfinished(Protocol):
+    """A connection on which nothing can be done yet."""
+
+    def give_up(self) -> None:
+        """Close it."""
+
+
 @dataclass(slots=True)
 class HalfOpen:
     """Connections whose head is not complete, by network, each network's oldest first."""
 
     limits: ConnectionLimits
-    _by_network: dict[str, OrderedDict[LimitedConnection, None]] = field(default_factory=dict)
+    _by_network: dict[str, OrderedDict[Unfinished, None]] = field(default_factory=dict)
     count: int = 0
 
-    def add(self, connection: LimitedConnection, network: str) -> LimitedConnection | None:
+    def add(self, connection: Unfinished, network: str) -> Unfinished | None:
         """Take one in; returns the one that has to go for it."""
         own = self._by_network.setdefault(network, OrderedDict())
         own[connection] = None
@@ -56,7 +68,7 @@ class HalfOpen:
         most = max(self._by_network.values(), key=lambda of_one: len(of_one))
         return next(iter(most))
 
-    def discard(self, connection: LimitedConnection, network: str) -> None:
+    def discard(self, connection: Unfinished, network: str) -> None:
         """Its head is complete, or it is gone."""
         own = self._by_network.get(network)
         if own is None or connection not in own:
@@ -65,6 +77,26 @@ class HalfOpen:
         self.count -= 1
         if not own:
             del self._by_network[network]
+
+
+class UntilClose(RequestResponseCycle):
+    """An answer to HTTP/1.0, which knows no chunks: without a length it ends with the connection.
+
+    uvicorn would send chunks, and such a client would take their sizes for text.
+    """
+
+    _has_length = True
+
+    async def send(self, message: Any) -> None:
+        """Send a part of the answer."""
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            self._has_length = b"content-length" in names
+            if not self._has_length:
+                self.chunked_encoding = self.keep_alive = False
+        elif not self._has_length:
+            self.expected_content_length = len(message.get("body", b""))  # as if it were all
+        await super().send(message)
 
 
 class LimitedConnection(HttpToolsProtocol):
@@ -118,6 +150,8 @@ class LimitedConnection(HttpToolsProtocol):
             self._refuse(431, "the request's headers are too large")
         if not self._is_refused:
             super().on_headers_complete()
+            if self.scope["http_version"] == "1.0":
+                self.cycle.__class__ = UntilClose
 
     def on_body(self, body: bytes) -> None:
         """A part of a body."""
@@ -150,14 +184,23 @@ class LimitedConnection(HttpToolsProtocol):
         self._set_unread(None)
         super().resume_writing()
 
+    def give_up(self) -> None:
+        """It is late, or has to go for another one."""
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if self._head_bytes and not is_answering:
+            self._refuse(408, "the request's headers did not come in time")
+        else:
+            self._stop_waiting()
+            self.transport.close()
+
     def _await_head(self) -> None:
         self._stop_waiting()
         self._in_head, self._head_bytes = True, 0
         limits = self.half_open.limits
-        self._patience = self.loop.call_later(limits.head_s, self._is_late)
+        self._patience = self.loop.call_later(limits.head_s, self.give_up)
         oldest = self.half_open.add(self, self._network)
         if oldest is not None:
-            oldest._is_late()
+            oldest.give_up()
 
     def _stop_waiting(self) -> None:
         self._in_head = False
@@ -170,14 +213,6 @@ class LimitedConnection(HttpToolsProtocol):
         if self._unread is not None:
             self._unread.cancel()
         self._unread = timer
-
-    def _is_late(self) -> None:
-        is_answering = self.cycle is not None and not self.cycle.response_complete
-        if self._head_bytes and not is_answering:
-            self._refuse(408, "the request's headers did not come in time")
-        else:
-            self._stop_waiting()
-            self.transport.close()
 
     def _refuse(self, status: int, reason: str) -> None:
         """Say why, and close: what follows on this connection cannot be understood any more."""

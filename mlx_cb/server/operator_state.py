@@ -17,6 +17,7 @@ from mlx_cb.server.keys import KeyRecord
 
 LATENCY_WINDOW_S = 120.0
 MOST_RECORDS = 30
+_SIGN = ("sign", "unit", "value", "begins_at")
 
 
 class OperatorState:
@@ -91,8 +92,9 @@ class OperatorState:
 
 
 def _newest(control: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows of the control: not its rules, which never change, nor all the past."""
+    """What the page shows of the control: each sign and when it is an alarm, not all the past."""
     shown = {name: value for name, value in control.items() if name != "rules"}
+    shown["signs"] = [{name: rule[name] for name in _SIGN} for rule in control.get("rules", [])]
     return shown | {"records": shown.get("records", [])[-MOST_RECORDS:]}
 
 

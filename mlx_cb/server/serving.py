@@ -19,6 +19,7 @@ import uvicorn
 from mlx_cb.server.app import create_app
 from mlx_cb.server.connections import ConnectionLimits, limited
 from mlx_cb.server.front import Front
+from mlx_cb.server.handshakes import behind_tls
 from mlx_cb.server.tls import Certificates, TlsError
 
 # After this long, answers that are still open are ended with an error.
@@ -35,13 +36,25 @@ class PortBusy(OSError):
 
 
 def bind_all(port: int) -> list[socket.socket]:
-    """Sockets on every IPv4 and IPv6 address, one port for both; IPv4 alone where that is all.
+    """Sockets on every IPv4 and IPv6 address. Raises PortBusy."""
+    return _bind_both("0.0.0.0", "::", port)
 
-    Raises PortBusy.
+
+def bind_host(host: str, port: int) -> list[socket.socket]:
+    """Sockets on one address; `localhost` means both of them, since clients try either.
+
+    Raises PortBusy, or OSError for an address this machine lacks.
     """
-    first = bind("0.0.0.0", port)
+    if host == "localhost":
+        return _bind_both("127.0.0.1", "::1", port)
+    return [bind(host, port)]
+
+
+def _bind_both(ipv4: str, ipv6: str, port: int) -> list[socket.socket]:
+    """One port on both addresses; IPv4 alone where that is all. Raises PortBusy."""
+    first = bind(ipv4, port)
     try:
-        return [first, bind("::", first.getsockname()[1])]
+        return [first, bind(ipv6, first.getsockname()[1])]
     except PortBusy:
         first.close()
         raise
@@ -93,9 +106,10 @@ class Serving:
         self._certificates = certificates
         self._context = None if certificates is None else _context(certificates)
         self.connections = limited(limits or ConnectionLimits())
+        secured = None if self._context is None else behind_tls(self.connections, self._context)
         config = uvicorn.Config(
             create_app(front),
-            http=self.connections,
+            http=secured or self.connections,
             ws="none",
             lifespan="off",
             access_log=False,
@@ -104,7 +118,6 @@ class Serving:
             date_header=True,
             timeout_keep_alive=120,
             backlog=2048,
-            ssl_context_factory=self._given_context if self._context is not None else None,
         )
         self._server = _Server(config)
 
@@ -125,10 +138,6 @@ class Serving:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(front.machine_time.look(), _LAST_LOOK_S)
             front.close()
-
-    def _given_context(self, *_: object) -> ssl.SSLContext:
-        assert self._context is not None
-        return self._context
 
     async def _renew_certificate(self) -> None:
         """Connections made after a renewal see the new certificate; open ones go on."""

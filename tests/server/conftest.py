@@ -24,19 +24,25 @@ class LiveServer:
     """A server in a thread of this process; `engine` may be looked at."""
 
     def __init__(self, script: dict[str, Any], listen_port: int = 0, **settings: Any) -> None:
-        """`limits` are of connections, `certificates` for TLS; the rest is a ServerConfig's."""
+        """`limits` are of connections, `certificates` for TLS, `loop` makes the event loop; the
+        rest is a ServerConfig's."""
         self._listen_port = listen_port
         self._limits = settings.pop("limits", None)
         self._certificates = settings.pop("certificates", None)
+        loop = settings.pop("loop", None)
         self.engine = ScriptedEngine(msgspec.convert(script, Script))
         name = self.engine.script.model
         settings.setdefault("engine", EngineConfig(model=ModelConfig(model=name)))
         self._config = ServerConfig(**settings)
         self._started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(loop,), daemon=True)
         self._thread.start()
         assert self._started.wait(20)
         self._client = httpx2.Client(timeout=20, verify=False)
+
+    def _run(self, loop: Callable[[], asyncio.AbstractEventLoop] | None) -> None:
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(self._main())
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -111,9 +117,7 @@ def stopping() -> Iterator[list[LiveServer]]:
     assert all(server.has_stopped() for server in servers)
 
 
-@pytest.fixture
-def serve(stopping: list[LiveServer]) -> Iterator[Callable[..., LiveServer]]:
-    """Start servers for one test: `serve(*replies, script={...}, **server_settings)`."""
+def _starting(stopping: list[LiveServer]) -> Iterator[Callable[..., LiveServer]]:
     servers: list[LiveServer] = []
 
     def start(
@@ -128,3 +132,15 @@ def serve(stopping: list[LiveServer]) -> Iterator[Callable[..., LiveServer]]:
         if not server.has_stopped(0):
             server.begin_stop()
             stopping.append(server)
+
+
+@pytest.fixture
+def serve(stopping: list[LiveServer]) -> Iterator[Callable[..., LiveServer]]:
+    """Start servers for one test: `serve(*replies, script={...}, **server_settings)`."""
+    yield from _starting(stopping)
+
+
+@pytest.fixture(scope="module")
+def serve_all(stopping: list[LiveServer]) -> Iterator[Callable[..., LiveServer]]:
+    """The same for a file whose tests share a server."""
+    yield from _starting(stopping)

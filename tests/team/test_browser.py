@@ -69,11 +69,25 @@ def test_a_key_opens_the_page_that_was_asked_for(
     assert page.evaluate("document.cookie + JSON.stringify(localStorage)") == "{}"
 
 
-@pytest.mark.slow
-def test_who_is_no_admin_does_not_see_the_page(serve: Serve, team: Team, new_page: NewPage) -> None:
+def test_who_is_no_admin_is_told_what_to_do(serve: Serve, team: Team, new_page: NewPage) -> None:
     server = serve({"text": "a"}, keys_file=team.path)
     page = signed_in(new_page, server, team.keys["alice"], "/admin")
-    page.get_by_text("not an admin's key").wait_for()
+    page.get_by_text("You are signed in as alice. This page is for").wait_for()
+    picture(page, "no-admin")
+    assert axe_findings(page) == []
+    assert page.get_by_role("link", name="Chat").get_attribute("href") == "/"
+    page.get_by_role("button", name="Sign in with another key").click()
+    page.get_by_label("Your key").fill(team.keys["boss"])
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="scripted").wait_for()
+
+
+@pytest.mark.slow
+def test_who_may_not_use_the_model_is_told_so(serve: Serve, team: Team, new_page: NewPage) -> None:
+    server = serve({"text": "a"}, keys_file=team.path)
+    page = signed_in(new_page, server, team.keys["monitor"], "/v1/models")
+    page.get_by_text("does not carry the right to use the model").wait_for()
+    assert page.get_by_role("link", name="Chat").count() == 0
 
 
 @pytest.mark.slow

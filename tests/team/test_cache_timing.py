@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mlx_cb.engine.core import EngineCore
 from tests import tiny
 
-PAIRS = 100
+PAIRS = 200
 
 
 @functools.cache

@@ -145,6 +145,36 @@ def test_a_browser_that_opens_a_url_is_asked_for_the_key(serve: Serve, team: Tea
     assert "script-src 'sha256-" in answer.headers["content-security-policy"]
 
 
+XHTML = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+
+
+@pytest.mark.parametrize("who", ["nobody", "alice"])
+@pytest.mark.parametrize(
+    ("asked", "is_page"),
+    [
+        ({"sec-fetch-mode": "navigate"}, True),
+        ({"accept": XHTML}, True),  # a browser without TLS says no more
+        ({"sec-fetch-mode": "cors", "accept": XHTML}, False),
+        ({"accept": "text/html, image/gif, */*; q=.2"}, False),  # Java's programs
+        ({"accept": "*/*"}, False),
+        ({}, False),
+    ],
+)
+def test_people_get_a_page_and_programs_json(
+    serve: Serve, team: Team, who: str, asked: dict[str, str], is_page: bool
+) -> None:
+    server = serve({"text": "a"}, keys_file=team.path)
+    answer = server.get("/admin", headers=team.as_(who) | asked)
+    assert answer.status_code == (401 if who == "nobody" else 403)
+    if is_page:
+        assert answer.headers["content-type"].startswith("text/html")
+        assert "script-src 'sha256-" in answer.headers["content-security-policy"]
+    else:
+        assert answer.json()["error"]["message"]
+    posted = server.post("/admin/control/drain", headers=team.as_(who) | asked)
+    assert posted.json()["error"]["message"]
+
+
 def test_keys_change_without_a_restart(serve: Serve, team: Team) -> None:
     server = serve({"text": "a"}, keys_file=team.path)
     assert chat(server, team.as_("alice")).status_code == 200

@@ -12,10 +12,12 @@ from typing import Any
 import httpx2
 import pytest
 
+from mlx_cb.core.control import RULES
 from mlx_cb.engine.overview import MOST_STEPS, STEP_COLUMNS
 from mlx_cb.server.links import Links, Waits
 from mlx_cb.server.log_tail import LONGEST_LINE, MOST_LINES, LogTail
 from mlx_cb.server.one_document import Bundle, OneDocument
+from mlx_cb.server.operator_state import _newest
 from mlx_cb.server.recent import Recent
 from tests import tiny
 from tests.server.conftest import LiveServer
@@ -250,3 +252,15 @@ def test_an_admin_makes_links_and_lets_people_in(serve: Serve, team: Team) -> No
     assert "has an account" in answers[2].text
     assert [one["name"] for one in state(server, team)["asking"]] == ["alice"]
     assert server.post(path.format("0000", "eat"), {}, headers=boss).status_code == 404
+
+
+def test_each_sign_is_told_with_what_makes_it_an_alarm() -> None:
+    core = tiny.engine(tiny.llama_model())
+    core.add("r", list(range(30)), tiny.greedy(5), user="alice")
+    tiny.run(core)
+    shown = _newest(core.governor.as_dict())
+    assert {"sign", "unit", "value", "begins_at"} == set(shown["signs"][0])
+    assert [one["begins_at"] for one in shown["signs"]] == [rule.begins_at for rule in RULES]
+    failed = next(one for one in shown["signs"] if one["sign"].startswith("failed steps"))
+    assert failed["value"] == 0.0
+    assert "rules" not in shown

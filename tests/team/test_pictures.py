@@ -118,7 +118,29 @@ def test_pictures_of_the_document(demo: Server, team: Team) -> None:
             keep(admin, "admin")
         finally:
             crowd.end()
+        _chat(person, demo.url)
         browser.close()
+
+
+def _chat(page: Any, url: str) -> None:
+    """A conversation, wide while its answer is being written, and on a phone once it has ended."""
+    page.set_viewport_size({"width": 1180, "height": 760})
+    page.goto(url + "/")
+    for question in ("What is a glacier?", "And how does it move? Answer in a list."):
+        page.get_by_label("Message", exact=True).fill(question)
+        page.keyboard.press("Enter")
+        answer = page.locator("article.answer").last
+        answer.locator("p").first.wait_for()
+        if question.startswith("And"):
+            page.wait_for_function(
+                "[...document.querySelectorAll('.answer')].at(-1).innerText.length > 250"
+            )
+            keep(page, "chat")
+            page.get_by_role("button", name="Stop the answer").click()
+        page.locator("article.answer:not([data-state=running])").last.wait_for(timeout=120_000)
+    page.set_viewport_size({"width": 390, "height": 760})
+    page.get_by_text("tokens/s").last.wait_for()
+    keep(page, "chat-phone")
 
 
 def _wait_for_steps(server: Server, team: Team, number: int) -> None:

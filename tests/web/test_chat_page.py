@@ -252,7 +252,7 @@ def test_settings_reach_the_model(serve: Serve, new_page: NewPage) -> None:
     page.get_by_role("button", name="Settings of this conversation").click()
     page.get_by_label("System prompt").fill("Be brief.")
     page.get_by_label("Temperature").fill("0.3")
-    page.get_by_label("Longest answer, tokens").fill("1")
+    page.get_by_label("Maximum tokens").fill("1")
     page.get_by_role("button", name="Save").click()
     page.get_by_label("Model", exact=True).select_option("second-name")
     send(page, "hello")

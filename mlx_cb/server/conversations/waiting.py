@@ -47,8 +47,12 @@ def _reason(user: User, story: dict[str, Any], status: dict[str, Any]) -> Waitin
         return Waiting("reading", part=round(min(1.0, read / whole), 2))
     if story.get("status") not in ("waiting", "preempted"):
         return Waiting("turn")
-    users = status.get("users", {})
-    others = [name for name, counts in users.items() if name != user.name and any(counts.values())]
+    # Who was here before is listed as well, without anything that runs or waits.
+    others = [
+        name
+        for name, counts in status.get("users", {}).items()
+        if name != user.name and (counts["waiting"] or counts["running"])
+    ]
     what: What = "memory" if story.get("waiting_for") == "blocks" else "turn"
     return Waiting(what, len(others), _rounded(status.get("predicted_wait_s")))
 

@@ -51,8 +51,8 @@ function Figures() {
   const first = latency.first_token[""];
   return html`<dl class="figures">
     <${Figure} name="Answers open" value=${server.open_answers} />
-    <${Figure} name="Run" value=${requests.decoding + requests.prefilling} note=${`${requests.prefilling} reading`} />
-    <${Figure} name="Wait" value=${requests.waiting} note=${engine.predicted_wait_s ? `about ${span(engine.predicted_wait_s)}` : ""} />
+    <${Figure} name="Running" value=${requests.decoding + requests.prefilling} note=${`${requests.prefilling} reading`} />
+    <${Figure} name="Waiting" value=${requests.waiting} note=${engine.predicted_wait_s ? `about ${span(engine.predicted_wait_s)}` : ""} />
     <${Figure} name="Tokens per second" value=${short(known.tokensPerSecond)} />
     <${Figure} name="First token p50" value=${span(first?.p50)} note=${`p95 ${span(first?.p95)}, p99 ${span(first?.p99)}`} />
     <${Figure} name="Gap p50" value=${span(gap?.p50)} note=${`p95 ${span(gap?.p95)}, p99 ${span(gap?.p99)}`} />
@@ -74,7 +74,8 @@ function Memory() {
   const { engine, server } = known.state;
   const { blocks, memory, prefix_cache: cache } = engine;
   if (!blocks) return html`<p class="empty">This engine has no blocks.</p>`;
-  const spilled = blocks.spilled ?? engine.spill?.blocks;
+  const { ssd, ladder } = engine;
+  const isOnDisk = ssd?.state === "on";
   const parts = [
     { share: blocks.used / blocks.capacity, kind: "decode" },
     { share: blocks.cached / blocks.capacity, kind: "cached" },
@@ -82,13 +83,16 @@ function Memory() {
   return html`
     <${Bar} label=${`${blocks.used} of ${blocks.capacity} blocks used, ${blocks.cached} cached`} parts=${parts} />
     <ul class="legend"><li class="decode">${short(blocks.used)} used</li><li class="cached">${short(blocks.cached)} cached</li>
-      <li>${short(blocks.capacity)} in all</li>${spilled !== undefined && html`<li>${short(spilled)} on disk</li>`}</ul>
+      <li>${short(blocks.capacity)} in all</li>${isOnDisk && html`<li>${short(ssd.blocks)} spilled to disk</li>`}</ul>
     <dl class="facts">
       <dt>Weights</dt><dd>${gigabytes(memory.weights)}</dd>
       <dt>Keys and values</dt><dd>${gigabytes(memory.kv_used)} used, ${gigabytes(memory.kv)} allocated</dd>
       <dt>Prefix hits</dt><dd>${cache.queried_tokens ? percent(cache.hit_tokens / cache.queried_tokens) : "–"} of ${short(cache.queried_tokens)} tokens</dd>
       <dt>Evictions</dt><dd>${short(blocks.evictions)}</dd>
-      <dt>Preemptions</dt><dd>${short(engine.requests.preemptions)}</dd>
+      ${ssd && html`<dt>On disk</dt><dd>${isOnDisk
+        ? `${gigabytes(ssd.bytes)} of ${gigabytes(ssd.capacity)}, ${short(ssd.restored_blocks)} blocks came back`
+        : `off: ${ssd.reason}`}</dd>`}
+      <dt>Preemptions</dt><dd>${short(engine.requests.preemptions)}${ladder ? `, ${short(ladder.recomputed_tokens)} tokens computed again` : ""}</dd>
       <dt>Server process</dt><dd>${gigabytes(server.memory)}</dd>
     </dl>`;
 }
@@ -129,5 +133,11 @@ function show() {
   render(html`<${Page} />`, document.getElementById("app"));
 }
 
+try {
+  const theme = localStorage.getItem("mlx-cb.theme"); // as chosen in the chat
+  if (theme === "light" || theme === "dark") document.documentElement.style.colorScheme = theme;
+} catch {
+  // storage is forbidden: the system's colours
+}
 show();
 watch(show);

@@ -85,6 +85,14 @@ export function Requests() {
     ${more > 0 && html`<p class="hint">and ${more} more</p>`}`;
 }
 
+/** What the control watches; a sign over its limit is an alarm. */
+const Signs = ({ signs }) => signs.length > 0 && html`<ul class="signs">${signs.map(({ sign, unit, value, begins_at: limit }) => {
+  const isAlarm = value !== null && value >= limit;
+  return html`<li key=${sign} class=${isAlarm ? "alarm" : ""}>${sign}
+    <strong>${value === null ? "–" : `${Number(value.toPrecision(2))} ${unit}`}</strong>
+    <small>alarm from ${limit} ${unit}</small></li>`;
+})}</ul>`;
+
 export function Control() {
   const { control } = known.state.engine;
   if (!control) return html`<p class="empty">This engine has no control loop.</p>`;
@@ -100,7 +108,8 @@ export function Control() {
       ${Object.keys(one.alternatives ?? {}).length > 0 && html`<details><summary>not done instead</summary>
         <ul>${Object.entries(one.alternatives).map(([name, why]) => html`<li>${name}: ${why}</li>`)}</ul></details>`}</td>
   </tr>`);
-  return html`${control.frozen && html`<p><span class="tag warn">frozen</span> It watches, and does nothing by itself.</p>`}
+  return html`<${Signs} signs=${control.signs ?? []} />
+    ${control.frozen && html`<p><span class="tag warn">frozen</span> It watches, and does nothing by itself.</p>`}
     <${Table} name="Alarms and actions" empty="Nothing had to be done." heads=${["When", "What", "By", "Why"]} rows=${rows} />`;
 }
 

@@ -46,15 +46,17 @@ const Chart = ({ name, top, label, children, onPoint }) => html`
     </div>
   </figure>`;
 
+/** Nearly the largest: a few large steps must not flatten all others, and are cut off. */
+const most = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length * 0.98)];
+
 let pointed = null; // the number of the step that is pointed at
 
 /** Both charts; `again` draws the page anew. */
 export function Timeline({ steps, again }) {
   if (!steps.length) return html`<p class="empty">No step has run yet.</p>`;
-  const rows = ceiling(Math.max(8, ...steps.map((s) => s.rows_decode + s.rows_prefill)));
-  // One slow step must not flatten all others.
-  const times = steps.flatMap((s) => [s.predicted, s.measured ?? 0]).sort((a, b) => a - b);
-  const longest = ceiling(Math.max(0.001, times[Math.floor(times.length * 0.98)] * 1.1));
+  const rowsOf = (s) => s.rows_decode + s.rows_prefill;
+  const rows = ceiling(Math.max(8, most(steps.map(rowsOf))));
+  const longest = ceiling(Math.max(0.001, most(steps.flatMap((s) => [s.predicted, s.measured ?? 0])) * 1.1));
   const last = steps[steps.length - 1];
   const shown = steps.find((s) => s.step === pointed) ?? last;
   const onPoint = (event) => {
@@ -72,8 +74,8 @@ export function Timeline({ steps, again }) {
   return html`
     <${Chart} name="Rows" top=${rows} onPoint=${onPoint}
         label=${`Rows of the last ${steps.length} steps; the newest has ${last.rows_decode} decode and ${last.rows_prefill} prefill rows`}>
-      <path class="decode" d=${bars(steps, () => 0, (s) => s.rows_decode, rows)} />
-      <path class="prefill" d=${bars(steps, (s) => s.rows_decode, (s) => s.rows_decode + s.rows_prefill, rows)} />
+      <path class="decode" d=${bars(steps, () => 0, (s) => Math.min(s.rows_decode, rows), rows)} />
+      <path class="prefill" d=${bars(steps, (s) => s.rows_decode, (s) => Math.min(rowsOf(s), rows), rows)} />
       <path class="marker" d=${marker} />
     <//>
     <${Chart} name="Time" top=${span(longest)} onPoint=${onPoint}

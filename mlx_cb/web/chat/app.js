@@ -24,7 +24,7 @@ export function App({ round }) {
     <div class=${`page ${state.isListShown ? "list-shown" : ""}`}>
       <${Sidebar} onAccount=${() => setDialog("account")} />
       <button type="button" class="veil" tabindex="-1" aria-hidden="true" onClick=${() => showList(false)} />
-      <main>
+      <main class=${state.open === null ? "is-new" : ""}>
         <${Header} onDialog=${setDialog} />
         ${state.isOffline && html`<p class="bar" role="status">${t("offline")}</p>`}
         <${Thread} round=${round} />
@@ -70,10 +70,16 @@ function Header({ onDialog }) {
         </h1>`}
     ${open?.place === "browser" && html`<span class="badge">${t("local")}</span>`}
     <span class="gap" />
+    ${open && html`<span class="narrow-only"><${IconButton} icon="plus" label=${t("newChat")} onClick=${beginAnew} /></span>`}
     <${IconButton} icon="settings" label=${t("settings")} onClick=${() => onDialog("settings")} />
     ${open && html`<${Menu} icon="download" label=${t("export")} actions=${actions} />`}
     ${open && html`<${IconButton} icon="trash" label=${t("remove")} onClick=${() => onDialog("remove")} />`}
   </header>`;
+}
+
+function beginAnew() {
+  show(null);
+  focusComposer();
 }
 
 function TitleField({ onDone }) {
@@ -101,8 +107,7 @@ function shortcut(event, dialog) {
   else if (event.key === "Escape" && isRunning()) stop();
   else if (isCommand && event.shiftKey && event.key.toLowerCase() === "o") {
     event.preventDefault();
-    show(null);
-    focusComposer();
+    beginAnew();
   } else if (isCommand && !event.shiftKey && event.key.toLowerCase() === "k") {
     event.preventDefault();
     showList(true);

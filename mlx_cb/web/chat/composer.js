@@ -26,6 +26,10 @@ export function Composer() {
     setText("");
     if (!await ask(text)) setText(text);
   };
+  const begin = (words) => {
+    setText(words);
+    focusComposer();
+  };
   const onKeyDown = (event) => {
     // Enter also ends the choice of a Japanese word; 229 is what Safari says then.
     if (event.isComposing || event.keyCode === 229) return;
@@ -41,7 +45,16 @@ export function Composer() {
         : html`<button type="submit" class="round" aria-label=${t("send")} title=${t("send")} disabled=${!text.trim()}><${Icon} name="send" /></button>`}
     </div>
     <${Choices} />
+    ${state.open === null && !text && html`<${Ideas} onChoice=${begin} />`}
   </form>`;
+}
+
+const IDEAS = ["ideaSummary", "ideaMail", "ideaCode", "ideaIdeas"];
+
+/** How a first message may begin; nothing is sent by choosing one. */
+function Ideas({ onChoice }) {
+  return html`<ul class="ideas" aria-label=${t("ideas")}>${IDEAS.map((name) => html`<li>
+    <button type="button" onClick=${() => onChoice(t(`${name}Text`))}>${t(name)}</button></li>`)}</ul>`;
 }
 
 function editLast(event) {

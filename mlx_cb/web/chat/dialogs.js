@@ -44,7 +44,7 @@ export function SettingsDialog({ onClose }) {
           </select>
         </label>`}
       </div>
-      <p class="hint">${t("temperatureHint")}</p>
+      <p class="hint">${t("samplingHint")}</p>
       <div class="row">
         <button type="button" onClick=${onClose}>${t("cancel")}</button>
         <button type="submit" class="main">${t("save")}</button>

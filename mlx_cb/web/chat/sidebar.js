@@ -21,12 +21,28 @@ export function Sidebar({ onAccount }) {
       <input id="search" type="search" aria-label=${t("search")} placeholder=${t("search")}
         value=${state.query} onInput=${(event) => search(event.target.value)} />
     </div>
-    <ul>${state.rows.map((row) => html`<${Row} key=${row.id} row=${row} />`)}</ul>
+    <div class="rows">${groups(state.rows).map(({ when, rows }) => html`<section key=${when} aria-label=${t(when)}>
+      <h2>${t(when)}</h2>
+      <ul>${rows.map((row) => html`<${Row} key=${row.id} row=${row} />`)}</ul>
+    </section>`)}</div>
     ${state.rows.length === 0 && html`<p class="hint" role="status">${t(state.query ? "noneFound" : "noneYet")}</p>`}
     <button type="button" class="account" onClick=${onAccount} aria-label=${`${t("account")}: ${state.me.user}`}>
-      <${Icon} name="person" /><span>${state.me.user}</span><${Icon} name="settings" />
+      <${Icon} name="person" /><span>${state.me.user}</span><${Icon} name="more" />
     </button>
   </nav>`;
+}
+
+/** The rows by when they were last changed, newest first: [{when, rows}]. */
+function groups(rows) {
+  const midnight = new Date().setHours(0, 0, 0, 0) / 1000;
+  const since = [["today", midnight], ["yesterday", midnight - 86400], ["week", midnight - 7 * 86400], ["older", -Infinity]];
+  const found = [];
+  for (const row of rows) {
+    const [when] = since.find(([, start]) => row.updated >= start);
+    if (found.at(-1)?.when !== when) found.push({ when, rows: [] });
+    found.at(-1).rows.push(row);
+  }
+  return found;
 }
 
 function Row({ row }) {

@@ -52,6 +52,7 @@ export function Thread({ round }) {
 
 function Welcome() {
   return html`<div class="welcome">
+    <img src="/static/icon.svg" alt="" />
     <h2>${t("hello")}</h2>
     <p>${t(state.draft.place === "browser" ? "helloBrowser" : "helloAccount")}</p>
   </div>`;

@@ -23,6 +23,7 @@ const PATHS = {
   right: "M10 6l6 6-6 6",
   down: "M6 10l6 6 6-6",
   check: "M5 13l4 4L19 7",
+  more: "M5 12h.01M12 12h.01M19 12h.01",
   close: "M6 6l12 12M18 6L6 18",
   person: "M12 12a4 4 0 1 0 0-8 4 4 0 0 0 0 8zM4 21c1-5 15-5 16 0",
   lock: "M6 11h12v9H6zM8 11V8a4 4 0 0 1 8 0v3",

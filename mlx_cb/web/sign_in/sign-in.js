@@ -13,6 +13,9 @@ const WORDS = {
     programsHint: "A new key for them is shown once; the one before ends, and so do your other browsers.",
     newKey: "Make a key", browsers: "Browsers", signOut: "Sign out", signOutAll: "Sign out everywhere",
     noKeys: "No sign-in is needed: this server has no keys, everyone on this machine is one user.",
+    refused: "This page is not for you", otherKey: "Sign in with another key",
+    forAdmins: "You are signed in as {user}. This page is for whoever runs the server: ask them for an admin's key if you are to help with that.",
+    forModel: "You are signed in as {user}, whose key does not carry the right to use the model. Whoever runs the server can give you one that does.",
     opening: "One moment …", failed: "The server cannot be reached; try again.",
   },
   ja: {
@@ -26,11 +29,23 @@ const WORDS = {
     programsHint: "新しいキーは一度だけ表示されます。以前のキーと他のブラウザのサインインは無効になります。",
     newKey: "キーを作る", browsers: "ブラウザ", signOut: "サインアウト", signOutAll: "すべてサインアウト",
     noKeys: "サインインは不要です。このサーバーにはキーがなく、このマシンの全員が同じユーザーです。",
+    refused: "このページは開けません", otherKey: "別のキーでサインイン",
+    forAdmins: "{user} としてサインイン中です。このページはサーバーの管理者用です。管理を手伝う場合は、管理者用のキーをもらってください。",
+    forModel: "{user} としてサインイン中ですが、このキーではモデルを使えません。使えるキーを管理者からもらってください。",
     opening: "お待ちください…", failed: "サーバーに接続できません。もう一度お試しください。",
   },
 };
-const language = navigator.language.startsWith("ja") ? "ja" : "en";
-const words = WORDS[language];
+// What was chosen in the chat on this browser.
+const chosen = (name) => {
+  try {
+    return localStorage.getItem(`mlx-cb.${name}`);
+  } catch {
+    return null; // storage is forbidden
+  }
+};
+const language = chosen("language") ?? (navigator.language.startsWith("ja") ? "ja" : "en");
+if (["light", "dark"].includes(chosen("theme"))) document.documentElement.style.colorScheme = chosen("theme");
+const words = WORDS[language] ?? WORDS.en;
 const at = (id) => document.getElementById(id);
 const ASK_EVERY_MS = 1500;
 
@@ -40,7 +55,7 @@ for (const element of document.querySelectorAll("[data-say]")) {
 }
 
 function show(id, lead) {
-  for (const part of ["by-key", "by-name", "waiting", "account"]) at(part).hidden = part !== id;
+  for (const part of ["by-key", "by-name", "waiting", "account", "refused"]) at(part).hidden = part !== id;
   at("lead").textContent = lead ?? "";
   at("title").textContent = id === "account" ? "mlx-cb" : words.title;
   document.title = `${words.title} – mlx-cb`;
@@ -128,9 +143,19 @@ function showAccount(account) {
   at("keyed").hidden = !account.has_key;
 }
 
+// Signed in, and yet not let through: the page says why, and what can be done.
+function showRefused(account) {
+  show("refused");
+  at("title").textContent = words.refused;
+  const isAdminsPage = location.pathname.startsWith("/admin") && !account.admin;
+  at("refused-hint").textContent = words[isAdminsPage ? "forAdmins" : "forModel"].replace("{user}", account.user);
+  at("refused-chat").hidden = !account.may_infer;
+}
+
 acting(at("by-key"), "submit", async () => goOn(await ask("/sign-in", { key: at("key").value.trim() })));
 acting(at("by-name"), "submit", async () =>
   goOn(await ask("/sign-in", { link: secret, name: at("name").value.trim() })));
+at("other-key").addEventListener("click", () => show("by-key"));
 acting(at("sign-out"), "click", async () => {
   await ask("/sign-out", {});
   show("by-key");
@@ -155,9 +180,10 @@ async function begin() {
     return goOn(await ask("/sign-in", { link: secret }));
   }
   if (asked) return wait(JSON.parse(asked));
-  if (location.pathname !== "/sign-in") return show("by-key");
   const answer = await fetch("/account", { cache: "no-store" });
-  return answer.ok ? showAccount(await answer.json()) : show("by-key");
+  if (!answer.ok) return show("by-key");
+  const account = await answer.json();
+  return location.pathname === "/sign-in" ? showAccount(account) : showRefused(account);
 }
 
 begin().catch((error) => {
