@@ -210,12 +210,15 @@ def equality(outcomes: Sequence[Outcome]) -> tuple[float | None, float | None]:
 
 
 def merge(rounds: Sequence[Figures]) -> Figures:
-    """Median of every number over the rounds that have it; counts of failures are added up."""
+    """Median of every number over the rounds that have it; failures are added up, so that none
+    is hidden by the rounds without."""
     merged: Figures = {}
     for key in dict.fromkeys(key for figures in rounds for key in figures):
         values = [figures[key] for figures in rounds if figures.get(key) is not None]
         if key == "failures":
             merged[key] = _added(values)
+        elif key == "failed":
+            merged[key] = sum(values)
         elif not values:
             merged[key] = None
         elif isinstance(values[0], dict):

@@ -144,6 +144,13 @@ class TestSsdFile(TestShippedFile):
         assert {gate.goal for gate in self.file.gate} == {"G8", "G21"}
 
 
+class TestEnduranceFile(TestShippedFile):
+    file = read_gates(SHIPPED.with_name("gates_endurance.toml"))
+
+    def test_every_goal_of_the_issue_is_there(self):
+        assert {gate.goal for gate in self.file.gate} == {"G10"}
+
+
 class TestMemoryFile(TestShippedFile):
     file = read_gates(SHIPPED.with_name("gates_memory.toml"))
 
