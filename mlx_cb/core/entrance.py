@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from mlx_cb.config import SchedulerConfig
 from mlx_cb.core.policy import Policy
-from mlx_cb.core.request import Request
+from mlx_cb.core.request import Request, RequestStatus
 from mlx_cb.core.restraint import Restraint
 
 
@@ -40,11 +40,14 @@ class Entrance:
         self._is_open = self._policy.may_admit(self._num_running)
 
     def arrange(self, candidates: list[Request]) -> list[Request]:
-        """The policy's order, with those of users who are held back behind all others."""
+        """The policy's order, but for two: who had to give way comes back before anyone joins, and
+        users who are held back come behind all others."""
         held = self.restraint.held_users
-        if not held:
+        if not held and all(r.status is not RequestStatus.PREEMPTED for r in candidates):
             return candidates
-        return sorted(candidates, key=lambda request: request.user in held)
+        return sorted(
+            candidates, key=lambda r: (r.user in held, r.status is not RequestStatus.PREEMPTED)
+        )
 
     def refusal(self, request: Request) -> str:
         """Why the request may not join now; "" when it may."""
@@ -56,7 +59,9 @@ class Entrance:
         if self._num_running >= self.num_places:
             return "slots"
         # What runs ends, so these two can hold nobody for ever.
-        if self._num_running and not restraint.admits:
+        # Who had to give way is in the middle of an answer: kept out, his stall would only grow.
+        is_back = request.status is RequestStatus.PREEMPTED
+        if self._num_running and not restraint.admits and not is_back:
             return "admission paused"
         if self._num_running and restraint.batch_paused and request.standing.rank > 0:
             return "class paused"

@@ -118,3 +118,21 @@ def test_random_runs_never_send_a_users_oldest_away(
             done = in_flight.pop(0)
             s.update(done, [SampledToken(7) for _ in done.sampling()], 0.01)
     assert not s.requests, "requests are stuck"
+
+
+def test_who_gave_way_comes_back_before_anyone_joins_also_while_admission_is_paused() -> None:
+    """Else a stall that the control sees keeps its own cure out."""
+    s = scheduler(num_blocks=9, block_size=4)
+    for name, user, prompt in (("a", "bob", 7), ("b", "bob", 7), ("c", "ann", 10)):
+        s.add(request(name, prompt=prompt, output=8, user=user))
+    s.add(request("new", prompt=24, output=2, user="carl"))
+    admitted_again: list[str] = []
+    while s.requests:
+        plan = s.schedule()
+        if plan.record.preempted:
+            s.entrance.restraint.admits = False
+        admitted_again += plan.record.admitted if not s.entrance.restraint.admits else []
+        assert not plan.is_empty
+        s.update(plan, [SampledToken(7) for _ in plan.sampling()], 0.01)
+        s.check_integrity()
+    assert admitted_again[0] == "b"
