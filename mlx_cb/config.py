@@ -38,6 +38,7 @@ class CacheConfig:
         kv_dtype: `auto` stores what the model computes; otherwise a dtype name, or `int8` or
             `int4` for codes in groups of 32.
         prefix_cache: share blocks between requests with equal prefixes.
+        shared_prompts: files of prompts that are shared by all users.
         ssd_cache: folder that evicted and idle blocks are written to; None for none.
         ssd_cache_size: most bytes of that folder; None takes a share of the disk.
         ssd_daily_writes: most bytes written to it per day; None takes a cautious default.
@@ -47,6 +48,7 @@ class CacheConfig:
     kv_memory: int | None = None
     kv_dtype: str = "auto"
     prefix_cache: bool = True
+    shared_prompts: tuple[str, ...] = ()
     ssd_cache: str | None = None
     ssd_cache_size: int | None = None
     ssd_daily_writes: int | None = None

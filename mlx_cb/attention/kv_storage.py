@@ -222,6 +222,10 @@ class KVStorage:
         """True when a request can go on behind the blocks' first tokens, in every layer."""
         return all(window.keeps(block_ids, num_tokens) for window in self.windows.values())
 
+    def is_in_windows(self, block_id: int) -> bool:
+        """True when every window's layers have the block."""
+        return all(window.holds(block_id) for window in self.windows.values())
+
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Give the target blocks the sources' content; all sources are read before any write."""
         source, target = np.array(sources, np.int32), np.array(targets, np.int32)

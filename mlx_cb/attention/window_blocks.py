@@ -66,6 +66,17 @@ class WindowBlocks:
         for block_id in missing.tolist():
             self._place_of[block_id] = self._free.pop()
 
+    def holds(self, block_id: int) -> bool:
+        """True when the block has a place."""
+        return block_id < len(self._place_of) and bool(self._place_of[block_id] != _ABSENT)
+
+    def drop(self, block_ids: Sequence[int]) -> None:
+        """Take the places of blocks whose content here is another one's."""
+        for block_id in block_ids:
+            if self.holds(block_id):
+                self._free.append(int(self._place_of[block_id]))
+                self._place_of[block_id] = _ABSENT
+
     def _know(self, num_blocks: int) -> None:
         extra = num_blocks - len(self._place_of)
         if extra > 0:
@@ -79,7 +90,8 @@ class WindowBlocks:
         if len(self._free) >= count:
             return
         idle = self._place_of != _ABSENT
-        idle[protected()] = False
+        kept = protected()
+        idle[kept[kept < idle.size]] = False
         idle &= self._used_at < self._clock
         oldest_first = np.flatnonzero(idle)[np.argsort(self._used_at[idle], kind="stable")]
         # Some more than needed, so that the next steps find free places.

@@ -73,7 +73,8 @@ class GateResult(msgspec.Struct):
 
 class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A server of the suite: which program (`mlx-cb`, `mlx-lm`) with which flags beside the
-    defaults, or the `url` of one that is already running (kind `url`)."""
+    defaults, or the `url` of one that is already running (kind `url`). `{folder}` in a flag is a
+    folder that lives as long as the suite."""
 
     kind: str
     flags: tuple[str, ...] = ()
@@ -84,8 +85,9 @@ class RunEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A measurement of the suite.
 
     Attributes:
-        measures: `load` puts a workload on servers; `startup`, `restart`, `disconnect` and `host`
-            are the measurements of `suite.py` and `host.py` that no load can make.
+        measures: `load` puts a workload on servers; `startup`, `restart`, `disconnect`,
+            `endurance` and `host` are the measurements of `suite.py` and `host.py` that no load
+            can make.
         model: `float32` or `quantized` form of the demo model, or the `tiny` random model.
         fields: body fields sent with every call.
         users: of the workload, who get keys of their own from servers of ours.

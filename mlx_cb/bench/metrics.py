@@ -70,6 +70,7 @@ def _figures(records: Sequence[CallRecord], slo: Slo) -> Figures:
         "calls": len(records),
         "complete": len(complete),
         "cancelled": sum(record.cancelled for record in records),
+        "failed": sum(record.failure is not None for record in records),
         "failures": dict(Counter(r.failure for r in records if r.failure is not None)),
         "span_s": span,
         "ttft": summarize([record.ttft_s for record in heard]),

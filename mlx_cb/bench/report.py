@@ -80,10 +80,13 @@ def gate_entry(judged: GateResult, report: Report) -> dict[str, Any]:
 
 
 def measured(report: Report) -> dict[str, Measured]:
-    """Figures of all runs, as gates want them."""
+    """Figures of all runs, as gates want them; with those that compare a run's servers."""
     return {
         run["name"]: Measured(
-            {label: server["figures"] for label, server in run["servers"].items()},
+            {
+                label: server["figures"] | {"equal_outputs": run.get("equal_outputs")}
+                for label, server in run["servers"].items()
+            },
             run.get("equal_lengths"),
         )
         for run in report["runs"]
@@ -91,7 +94,8 @@ def measured(report: Report) -> dict[str, Measured]:
 
 
 def write_json(report: Report, path: Path) -> None:
-    """Write the report."""
+    """Write the report; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
 
 

@@ -182,11 +182,15 @@ class RunningServer:
         if self._pid is None:
             return None
         total = 0.0
-        for process in _family(self._pid):
+        for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
                 total += times.user + times.system
         return total
+
+    def processes(self) -> list[psutil.Process]:
+        """The program and its children that are alive; none for a server elsewhere."""
+        return _family(self._pid) if self._pid is not None else []
 
     def stop(self) -> None:
         """End the program and its children; those that do not go within 10 s are killed."""

@@ -22,7 +22,8 @@ import msgspec
 from mlx_cb.bench import environment, report
 from mlx_cb.bench.compare import Conditions, Progress, compare, merge
 from mlx_cb.bench.disconnect import steps_for_the_gone
-from mlx_cb.bench.gates import GateFile, RunEntry
+from mlx_cb.bench.endurance import endure
+from mlx_cb.bench.gates import GateFile, RunEntry, ServerEntry
 from mlx_cb.bench.keyring import Keyring, make_keyring
 from mlx_cb.bench.measuring import Fleet, Policy, conclude
 from mlx_cb.bench.metrics import Figures
@@ -122,6 +123,7 @@ class _Suite:
             "startup": self.startup,
             "restart": self.restart,
             "disconnect": self.disconnect,
+            "endurance": self.endurance,
             "host": self.host,
         }
         if run.measures not in measures:
@@ -137,12 +139,17 @@ class _Suite:
                 raise InvalidRequest(f"{run.name}: no server {label!r} in the gates file")
             kind = Kind(entry.kind)
             model = None if kind is Kind.URL else folder
-            flags, key = entry.flags, None
+            flags, key = self.flags(entry), None
             if run.users and kind is Kind.MLX_CB:
                 keyring = self.keyring(run)
                 flags, key = (*flags, "--keys", str(keyring.path)), keyring.admin
             specs.append(ServerSpec(label, kind, model, flags, entry.url, key))
         return specs
+
+    def flags(self, entry: ServerEntry) -> tuple[str, ...]:
+        """The entry's flags, with a folder of this suite's own: what an earlier suite has left on
+        a disk would be found again."""
+        return tuple(flag.replace("{folder}", self.folder.name) for flag in entry.flags)
 
     def keyring(self, run: RunEntry) -> Keyring:
         """The keys of the run's users; runs with the same users share them, and their servers."""
@@ -202,6 +209,15 @@ class _Suite:
                 for seed in range(self.settings.rounds or run.rounds)
             ]
             figures[server.spec.label] = merge(rounds)
+        return report.direct_entry(run.name, run.model, figures)
+
+    async def endurance(self, run: RunEntry) -> dict[str, Any]:
+        """Each server alone, under churn for the run's `minutes`."""
+        minutes = float(run.parameters.get("minutes", 20))
+        figures = {}
+        for spec in self.specs(run):
+            (server,) = await self.fleet.bring_up([spec])
+            figures[spec.label] = await endure(server, self.conditions(run), minutes)
         return report.direct_entry(run.name, run.model, figures)
 
     async def host(self, run: RunEntry) -> dict[str, Any]:

@@ -92,6 +92,12 @@ _KV_DTYPES = click.Choice([*_DTYPES.choices, "int8", "int4"])
 @setting("--itl-target-ms", default=100.0, type=click.FloatRange(1), help="Gap between tokens.")
 @setting("--max-queue-wait-s", default=60.0, type=click.FloatRange(0), help="Longest wait.")
 @setting("--no-prefix-cache", is_flag=True, help="Do not share blocks of equal prefixes.")
+@setting(
+    "--shared-prompt",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="File of a prompt whose blocks all users share.",
+)
 @setting("--ssd-cache", default="off", help="Folder that keeps blocks of prefixes: DIR or off.")
 @setting("--ssd-cache-size", default="auto", type=Size(), help="Most bytes in that folder.")
 @setting("--ssd-daily-writes", default="auto", type=Size(), help="Most bytes written a day.")
@@ -108,6 +114,10 @@ _KV_DTYPES = click.Choice([*_DTYPES.choices, "int8", "int4"])
     default="reasoning_content",
     type=click.Choice(["reasoning_content", "reasoning", "both", "inline"]),
     help="Where chat completions put reasoning.",
+)
+@setting("--max-body-bytes", default=2**25, type=click.IntRange(1), help="Largest request body.")
+@setting(
+    "--keep-alive-s", default=10.0, type=click.FloatRange(1), help="A stream's longest silence."
 )
 def command(**given: Any) -> int:
     """Serve MODEL over HTTP: a hub id, a folder, a .gguf file, demo, or scripted:FILE."""
@@ -138,6 +148,7 @@ def build_config(given: dict[str, Any]) -> ServerConfig:
             kv_memory=given["kv_memory"],
             kv_dtype=given["kv_dtype"],
             prefix_cache=not given["no_prefix_cache"],
+            shared_prompts=tuple(given["shared_prompt"]),
             ssd_cache=None if given["ssd_cache"] == "off" else given["ssd_cache"],
             ssd_cache_size=given["ssd_cache_size"],
             ssd_daily_writes=given["ssd_daily_writes"],
@@ -157,6 +168,7 @@ def build_config(given: dict[str, Any]) -> ServerConfig:
     names = (
         *("lan", "port", "strict_model", "log_format", "log_prompts", "reasoning_key"),
         *("request_timeout_s", "max_input_tokens", "max_output_tokens", "max_queued_per_user"),
+        *("max_body_bytes", "keep_alive_s"),
     )
     return ServerConfig(
         served_model_name=given["served_model_name"] or _shown_name(given["model"]),

@@ -54,6 +54,10 @@ class Checkpoints:
         self._loaded.add(content_hash)
         return self._states[content_hash]
 
+    def peek(self, content_hash: bytes) -> Any:
+        """The state that was saved, None when it is not here; counts as no use."""
+        return self._states.get(content_hash)
+
     def clear(self) -> None:
         """Forget all states."""
         self._states.clear()

@@ -61,6 +61,11 @@ def prefix_salt(user: str, group: str, kv_dtype: str) -> bytes:
     return f"{kv_dtype}\0{owner}".encode()
 
 
+def shared_salt(kv_dtype: str) -> bytes:
+    """What the first hash of a text begins with that begins with a prompt marked as shared."""
+    return f"{kv_dtype}\0everyone".encode()
+
+
 class KVCacheManager:
     """Block tables of all requests over one pool.
 
@@ -171,15 +176,21 @@ class KVCacheManager:
             stats.count(request.num_tokens, request.num_computed_tokens)
         return request.num_computed_tokens
 
-    def hashes_behind_prefix(self, request: Request) -> list[bytes]:
-        """Content hashes of the full blocks that a request still has to compute.
+    def hashes_to_restore(self, request: Request) -> tuple[list[bytes], int]:
+        """Content hashes of an admitted request's full blocks, and how many of these it has.
 
         The last token is left to compute, because its logits are needed.
         """
         if not self._may_share(request):
-            return []
+            return [], 0
         num_full = (request.num_tokens - 1) // self.block_size
-        return self._hashes(request, num_full)[len(request.block_table) : num_full]
+        return self._hashes(request, num_full)[:num_full], len(request.block_table)
+
+    def drop_uncomputed_blocks(self, request: Request) -> None:
+        """Give back the blocks behind those that a request can go on from."""
+        num_blocks = self.num_blocks_for(request.num_computed_tokens)
+        self.pool.free(request.block_table[num_blocks:])
+        del request.block_table[num_blocks:]
 
     def keep_full_blocks(self, request: Request) -> None:
         """Take back the promise of a part of a block: the whole one comes from elsewhere."""
@@ -214,15 +225,16 @@ class KVCacheManager:
     def _take_checkpoint(self, request: Request, checkpoints: Checkpoints, num_hits: int) -> None:
         """Hand over the state behind the hits, and name the borders worth a state of their own.
 
-        Those are where the known text ends, and where it leaves a text that is in the blocks: the
-        next request that shares as much can then go on from there.
+        Those are where the known text ends, where it leaves a text that is in the blocks, and where
+        it leaves a marked prompt: the next request that shares as much can then go on from there.
         """
         hashes = request.block_hashes
         request.resume_state = checkpoints.load(hashes[num_hits - 1]) if num_hits else None
         known = self._find_blocks(request)
         num_full = (request.num_tokens - 1) // self.block_size
         self._hashes(request, num_full)
-        borders = {len(known), num_full} - {0, num_hits}
+        marked = min(request.num_shared_blocks, num_full)
+        borders = {border for border in (len(known), marked, num_full) if border > num_hits}
         request.checkpoint_tokens = tuple(sorted(n * self.block_size for n in borders))
 
     def allocate_slots(self, request: Request, num_tokens: int) -> bool:
@@ -315,8 +327,17 @@ class KVCacheManager:
         return array("i", request.token_ids[start : start + count])
 
     def _parent(self, request: Request, index: int) -> bytes:
-        """Hash of everything before block `index`."""
-        return request.block_hashes[index - 1] if index else request.cache_salt
+        """Hash of everything before block `index`.
+
+        The user's salt comes in where his own text begins: before the first block, or behind the
+        blocks that everybody may share.
+        """
+        if index != request.num_shared_blocks:
+            return request.block_hashes[index - 1] if index else request.shared_salt
+        if not index:
+            return request.cache_salt
+        salted = request.cache_salt + b"\0behind " + request.block_hashes[index - 1]
+        return hashlib.blake2b(salted, digest_size=16).digest()
 
     def _may_share(self, request: Request) -> bool:
         return self.prefix_cache and request.params.prompt_logprobs is None

@@ -45,18 +45,21 @@ def choose_victim(
     candidates: Sequence[Request],
     running: Iterable[Request],
     charged: Callable[[str], float],
-) -> Request:
+) -> Request | None:
     """The youngest of the user who was served most, never the oldest that a user has running.
 
     When everyone has but one, the youngest of all goes. `candidates` are those of `running` that
-    may go; `charged` is what a user was served.
+    may go now; None when others have to go first. `charged` is what a user was served.
     """
+    running = list(running)
     oldest: dict[str, Request] = {}
     for request in running:
         best = oldest.setdefault(request.user, request)
         if admission_order(request) < admission_order(best):
             oldest[request.user] = request
     spare = [request for request in candidates if oldest[request.user] is not request]
+    if not spare and len(oldest) < len(running):
+        return None
     if not spare:
         return max(candidates, key=admission_order)
     most = max(charged(request.user) for request in spare)

@@ -147,14 +147,19 @@ class Scheduler:
     def _make_room(self, request: Request, num_tokens: int, plan: SchedulerOutput) -> bool:
         """Slots for `num_tokens`, taking others' blocks while there are none; see `choose_victim`.
 
-        Members of this plan are safe. False when the request itself had to give way.
+        While decodes are chosen, one that has its row already may lose it; later, members of the
+        plan are safe. False when the request had to give way itself, or has to wait.
         """
         while not self.kv_cache.allocate_slots(request, num_tokens):
             everyone = (*self.decoding, *self.prefilling)
             running = [r for r in everyone if r.status is RequestStatus.RUNNING]
-            members = plan.members()
-            spare = [r for r in running if r is request or r.request_id not in members]
+            safe = plan.members() if request in self.prefilling else set()
+            spare = [r for r in running if r is request or r.request_id not in safe]
             victim = choose_victim(spare, running, self.policy.charged)
+            if victim is None:
+                plan.pass_over(request, "blocks")
+                return False
+            plan.withdraw(victim)
             self._preempt(victim, plan, f"no block for {request.request_id}")
             if victim is request:
                 return False
@@ -223,8 +228,8 @@ class Scheduler:
                     break
             return []
         ready = [request for request in self.waiting.values() if request.num_in_flight == 0]
-        ordered = self.policy.order((*self.prefilling, *ready), plan.record.started)
-        return self.entrance.arrange(ordered)
+        wanting, rows_per_s = (*self.prefilling, *ready), 1 / self.cost_model.per_row
+        return self.entrance.arrange(self.policy.order(wanting, plan.record.started, rows_per_s))
 
     def _admit(self, plan: SchedulerOutput, request: Request) -> bool:
         headroom = len(self.decoding) + sum(
@@ -242,7 +247,7 @@ class Scheduler:
         self.prefilling.append(request)
         plan.record.admitted.append(request.request_id)
         self._note(request, "admitted", f"{cached} tokens cached")
-        self.restoring.begin(request, plan.record.started)
+        self.restoring.begin(request, plan)
         return True
 
     def _wait_for_prefix(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mlx_cb.core.block_pool import BlockPool
@@ -32,14 +31,24 @@ class BlockCopy:
     target: int
 
 
+@dataclass(frozen=True, slots=True)
+class StateContent:
+    """A request gets the recurrent state after its first `num_tokens` tokens back."""
+
+    request: Request
+    content_hash: bytes
+    num_tokens: int
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """The plan of one step. Decode rows come first, then the chunks; one forward runs them all.
 
     `num_padding` rows are computed for nobody, over the block in `pad_table` (static policy only).
     Block ids are below `num_blocks`. Before the rows run, `stores` are copied out of their blocks,
-    then `restores` are put into theirs, then `copies` happen, all at once; `fetches` are contents
-    to read from the SSD meanwhile. `restoring` are the requests that `restores` belong to.
+    then `restores` are put into theirs and `states` are given back, then `copies` happen, all at
+    once; `fetches` are names of what is to be read from the SSD meanwhile. `restoring` are the
+    requests that wait for that, or whose blocks `restores` are.
     """
 
     record: StepRecord
@@ -51,6 +60,7 @@ class SchedulerOutput:
     pad_table: list[int] = field(default_factory=list)
     stores: list[BlockContent] = field(default_factory=list)
     restores: list[BlockContent] = field(default_factory=list)
+    states: list[StateContent] = field(default_factory=list)
     fetches: list[bytes] = field(default_factory=list)
     restoring: list[Request] = field(default_factory=list)
 
@@ -69,10 +79,16 @@ class SchedulerOutput:
         chunks = (chunk.request for chunk in self.prefills)
         return {request.request_id for request in (*self.decodes, *chunks, *self.restoring)}
 
-    def sampling(self) -> Iterator[Request]:
+    def withdraw(self, request: Request) -> None:
+        """Take back a request's decode row, if it has one."""
+        if request in self.decodes:
+            self.decodes.remove(request)
+            request.num_computed_tokens -= 1
+            request.num_in_flight -= 1
+
+    def sampling(self) -> list[Request]:
         """Requests that get a token from this step, in the order of the logit rows."""
-        yield from self.decodes
-        yield from (chunk.request for chunk in self.prefills if chunk.samples)
+        return [*self.decodes, *(chunk.request for chunk in self.prefills if chunk.samples)]
 
     def copy_promised(self, request: Request, index: int) -> None:
         """A request's block `index` begins with what another block holds, if that was promised."""
@@ -109,8 +125,9 @@ class SchedulerOutput:
         per_context = cost_model.per_context
         costs: dict[tuple[str, int], float] = {}
         for request in self.decodes:
-            cost = per_row + per_context * request.num_tokens
-            costs[request.account] = costs.get(request.account, 0.0) + cost
+            account = request.account
+            cost = per_row + per_context * len(request.token_ids)
+            costs[account] = costs.get(account, 0.0) + cost
         for chunk in self.prefills:
             cost = per_row * chunk.num_tokens + per_context * (chunk.start + chunk.num_tokens)
             account = chunk.request.account

@@ -11,13 +11,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from mlx_cb.core.beside_blocks import Part, PrefixNeeds, key_of
+
 
 @dataclass(frozen=True, slots=True)
 class BlockContent:
-    """A block, and the hash of the content that it has or is to have."""
+    """A block, the hash of the content that it has or is to have, and which parts of it are meant.
+
+    A block that is restored without its windows has none afterwards.
+    """
 
     block_id: int
     content_hash: bytes
+    parts: tuple[Part, ...] = (Part.BLOCK,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +52,19 @@ class Fetch(Enum):
 
 
 class SsdTier:
-    """What is on the SSD, what is to be written, what is on its way back. `known` is there now."""
+    """What is on the SSD, what is to be written, what is on its way back.
 
-    def __init__(self, limits: SsdLimits, known: Iterable[bytes] = ()) -> None:
+    `known` is there now; `needs` says of which parts. Parts go by their names (`key_of`).
+    """
+
+    def __init__(
+        self,
+        limits: SsdLimits,
+        known: Iterable[bytes] = (),
+        needs: PrefixNeeds = PrefixNeeds(),  # noqa: B008 - frozen
+    ) -> None:
         self.limits = limits
+        self.needs = needs
         self.is_on = True
         self.num_stored_blocks = 0
         self.num_restored_blocks = 0
@@ -62,11 +77,11 @@ class SsdTier:
         self._arrived: set[bytes] = set()
 
     def __len__(self) -> int:
-        """Blocks on the SSD, or on their way to it."""
+        """Parts on the SSD, or on their way to it."""
         return len(self._held)
 
-    def __contains__(self, content_hash: bytes) -> bool:
-        return content_hash in self._held
+    def __contains__(self, key: object) -> bool:
+        return key in self._held
 
     def turn_off(self) -> None:
         """The SSD has failed: from now on nothing is there and nothing is ordered."""
@@ -78,20 +93,31 @@ class SsdTier:
 
     def note(self, content_hash: bytes) -> None:
         """A block has become findable: worth writing when there is nothing better to do."""
-        if self.is_on and content_hash not in self._held:
+        if self.is_on and self._missing(content_hash):
             self._unsaved[content_hash] = None
+
+    def _missing(self, content_hash: bytes) -> tuple[Part, ...]:
+        """Parts of a block that are not on the SSD."""
+        if self.needs.is_exact_anywhere:
+            return () if content_hash in self._held else (Part.BLOCK,)
+        parts = self.needs.parts
+        return tuple(part for part in parts if key_of(content_hash, part) not in self._held)
 
     def evict(self, block_id: int, content_hash: bytes) -> None:
         """A findable block is taken for something else: it is to be copied out before that."""
         self._unsaved.pop(content_hash, None)
-        if self.is_on and content_hash not in self._held:
-            self._leaving.append(BlockContent(block_id, content_hash))
-            self._held.add(content_hash)
+        if self.is_on and (parts := self._missing(content_hash)):
+            self._leaving.append(self._promise(block_id, content_hash, parts))
+
+    def _promise(self, block_id: int, content_hash: bytes, parts: tuple[Part, ...]) -> BlockContent:
+        self._held.update(key_of(content_hash, part) for part in parts)
+        return BlockContent(block_id, content_hash, parts)
 
     def forget_unsaved(self) -> None:
         """The blocks' content cannot be trusted: nothing of it is to be written."""
         self._unsaved.clear()
-        self._held.difference_update(order.content_hash for order in self._leaving)
+        for order in self._leaving:
+            self._held.difference_update(key_of(order.content_hash, part) for part in order.parts)
         self._leaving.clear()
 
     @property
@@ -116,10 +142,13 @@ class SsdTier:
             content_hash = next(iter(self._unsaved))
             del self._unsaved[content_hash]
             block_id = find(content_hash)
-            if block_id is not None and content_hash not in self._held:
-                orders.append(BlockContent(block_id, content_hash))
-                self._held.add(content_hash)
+            if block_id is not None and (parts := self._missing(content_hash)):
+                orders.append(self._promise(block_id, content_hash, parts))
         return orders
+
+    def lacks(self, key: bytes) -> None:
+        """A part that was to be written does not exist in memory (any more)."""
+        self._held.discard(key)
 
     def stored(self, count: int) -> None:
         """So many blocks were handed over for writing."""
@@ -140,15 +169,21 @@ class SsdTier:
             count += 1
         return count if count >= self.limits.min_restore_blocks else 0
 
-    def order(self, hashes: Iterable[bytes], now: float) -> None:
-        """Ask for blocks, the first first, as far as there is room to put them."""
-        for content_hash in hashes:
-            is_full = len(self._awaited) + len(self._arrived) >= self.limits.max_staged_blocks
-            if is_full or content_hash not in self._held:
+    def order(self, together: Iterable[Sequence[bytes]], now: float) -> None:
+        """Ask for parts, the first first, as far as there is room to put them.
+
+        Those that are wanted together are asked for together: with half of what he needs each,
+        nobody could go on.
+        """
+        for keys in together:
+            missing = [key for key in keys if key not in self._awaited and key not in self._arrived]
+            staged = len(self._awaited) + len(self._arrived) + len(missing)
+            if missing and staged > self.limits.max_staged_blocks:
                 return
-            if content_hash not in self._awaited and content_hash not in self._arrived:
-                self._awaited[content_hash] = now
-                self._wanted.append(content_hash)
+            if not all(key in self._held for key in missing):
+                return
+            self._awaited.update(dict.fromkeys(missing, now))
+            self._wanted += missing
 
     def take_fetches(self) -> list[bytes]:
         """Blocks to read from the SSD now."""

@@ -16,10 +16,11 @@ from mlx_cb.config import EngineConfig
 from mlx_cb.core.block_pool import BlockPool
 from mlx_cb.core.checkpoints import Checkpoints
 from mlx_cb.core.journal import StepRecord
-from mlx_cb.core.kv_cache_manager import KVCacheManager, prefix_salt
+from mlx_cb.core.kv_cache_manager import KVCacheManager, prefix_salt, shared_salt
 from mlx_cb.core.outputs import RequestOutput
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
+from mlx_cb.core.shared_prompts import SharedPrompts
 from mlx_cb.engine.checks import check_request
 from mlx_cb.engine.governor import Governor
 from mlx_cb.engine.interface import ModelInfo, Order
@@ -89,6 +90,7 @@ class EngineCore:
         make_runner = ModelRunner if loaded.pooling is None else EmbeddingRunner
         self.runner = make_runner(loaded, self.cache_spec, settings=settings)
         self.ssd = open_tier(config.cache, loaded, self.cache_spec, self.runner)
+        self.shared_prompts = SharedPrompts((), block_size)
         pool = BlockPool(plan.num_blocks)
         num_checkpoints = plan.num_checkpoints if config.cache.prefix_cache else 0
         checkpoints = Checkpoints(num_checkpoints) if self.cache_spec.is_recurrent else None
@@ -124,6 +126,11 @@ class EngineCore:
             loaded = replace(loaded, eos_token_ids=endings)
         spec = prove(loaded.model, loaded.architecture, loaded.dtype)
         core = cls(config, loaded, cache_spec=spec)
+        if files := config.cache.shared_prompts:
+            from mlx_cb.engine.marked_prompts import read_marked_prompts
+
+            marked = read_marked_prompts(files, loaded.path)
+            core.shared_prompts = SharedPrompts(marked, config.cache.block_size)
         if core.runner.backend.name != "reference":
             core.warm_up()
         return core
@@ -179,7 +186,7 @@ class EngineCore:
 
         Raises InvalidRequest or ContextLengthExceeded for what can never be served.
         """
-        room = self.max_request_tokens - len(prompt_ids)
+        room, kv_dtype = self.max_request_tokens - len(prompt_ids), self.config.cache.kv_dtype
         if self.loaded.pooling is not None and params.max_tokens != 0:
             raise InvalidRequest("an embedding model generates no text", param="model")
         check_request(prompt_ids, params, self.vocab_size, self.max_request_tokens)
@@ -195,7 +202,9 @@ class EngineCore:
             user=user,
             standing=standing,
             arrival_time=now,
-            cache_salt=prefix_salt(user, standing.cache_group, self.config.cache.kv_dtype),
+            cache_salt=prefix_salt(user, standing.cache_group, kv_dtype),
+            shared_salt=shared_salt(kv_dtype),
+            num_shared_blocks=self.shared_prompts.num_blocks(prompt_ids),
             deadline=None if timeout_s is None else now + timeout_s,
         )
         self.runner.prepare(request)
@@ -371,6 +380,7 @@ class EngineCore:
                 **asdict(scheduler.ladder),
             },
             "ssd": self.ssd.status(),
+            "shared_prompts": self.shared_prompts.lengths,
             "prefix_cache": scheduler.kv_cache.stats.as_dict(),
             "steps": {
                 "count": self.counters.steps,

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from mlx_cb.config import CacheConfig
+from mlx_cb.core.beside_blocks import Part, PrefixNeeds, key_of
 from mlx_cb.core.scheduler_output import SchedulerOutput
 from mlx_cb.core.ssd_tier import BlockContent, SsdLimits, SsdTier
 from mlx_cb.model.cache_spec import CacheSpec
@@ -32,6 +33,7 @@ MOVED_SHARE = 1 / 16  # of the pool: most that is in memory on its way out, and 
 MOST_MOVED = 2**28  # bytes, however large the pool is
 MIN_RESTORE_TOKENS = 64  # fewer are computed sooner than they are fetched
 IDLE_BATCH = 8  # blocks copied out at once while nothing runs: a new request waits for no more
+STATE_HEAD = 2**16  # bytes that describe a state's arrays at most
 DISK_SHARE = 0.1  # of the disk, for `--ssd-cache-size auto`
 DAILY_WRITES = 100 * 10**9  # for `--ssd-daily-writes auto`
 
@@ -49,26 +51,29 @@ class SsdCarrier:
     staged: dict[bytes, bytes]
 
     @classmethod
-    def open(cls, config: CacheConfig, runner: ModelRunner, identity: bytes) -> SsdCarrier:
+    def open(
+        cls, config: CacheConfig, runner: ModelRunner, spec: CacheSpec, identity: bytes
+    ) -> SsdCarrier:
         """Open the configured folder. Raises OSError when it cannot be used."""
         assert config.ssd_cache is not None
         path = Path(config.ssd_cache).expanduser().resolve()
-        kind = BlockKind(identity, runner.block_bytes.num_bytes)
+        kind = BlockKind(identity, runner.block_bytes.num_bytes, _most_beside(runner, spec))
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         size = config.ssd_cache_size
         if size is None:
             size = int(psutil.disk_usage(str(path)).total * DISK_SHARE)
         daily = config.ssd_daily_writes
         limits = FolderLimits(size, DAILY_WRITES if daily is None else daily)
-        moved = min(MOST_MOVED, int(runner.max_blocks * kind.num_bytes * MOVED_SHARE))
+        largest = max(kind.num_bytes, kind.most_beside)
+        moved = min(MOST_MOVED, int(runner.max_blocks * largest * MOVED_SHARE))
         store = BlockStore(BlockFolder(path, kind, limits), max_pending_bytes=moved)
         known = store.start()
-        log.info("SSD tier in %s: %d blocks of this model are there", path, len(known))
+        log.info("SSD tier in %s: %d files of this model are there", path, len(known))
         tier_limits = SsdLimits(
             min_restore_blocks=-(-MIN_RESTORE_TOKENS // config.block_size),
-            max_staged_blocks=max(4, moved // kind.num_bytes),
+            max_staged_blocks=max(4, moved // largest),
         )
-        return cls(runner, SsdTier(tier_limits, known), store, {})
+        return cls(runner, SsdTier(tier_limits, known, prefix_needs(spec)), store, {})
 
     def take_events(self) -> None:
         """Tell core what the store has done since the last call."""
@@ -117,19 +122,58 @@ class SsdCarrier:
         room = self.store.room if self.store.accepts else 0
         kept, lost = orders[:room], orders[room:]
         for order in lost:
-            self.tier.gone(order.content_hash)
-        if not kept:
-            return
-        contents = self.runner.block_bytes.copy_out([order.block_id for order in kept])
-        for order, content in zip(kept, contents, strict=True):
-            self.store.put(order.content_hash, content.tobytes())
+            for part in order.parts:
+                self.tier.gone(key_of(order.content_hash, part))
+        self._store_blocks([order for order in kept if Part.BLOCK in order.parts])
+        for order in kept:
+            for part in order.parts:
+                if part is not Part.BLOCK:
+                    self._store_beside(order, part)
         self.tier.stored(len(kept))
 
+    def _store_blocks(self, orders: list[BlockContent]) -> None:
+        if not orders:
+            return
+        contents = self.runner.block_bytes.copy_out([order.block_id for order in orders])
+        for order, content in zip(orders, contents, strict=True):
+            self.store.put(order.content_hash, content.tobytes())
+
+    def _store_beside(self, order: BlockContent, part: Part) -> None:
+        """Write what belongs to a block, if it (still) exists and there is room for it."""
+        key, content = key_of(order.content_hash, part), self._beside(order, part)
+        if content is None or not self.store.takes(len(content)):
+            self.tier.lacks(key)
+        else:
+            self.store.put(key, content)
+
+    def _beside(self, order: BlockContent, part: Part) -> bytes | None:
+        if part is Part.WINDOWS:
+            if not self.runner.storage.is_in_windows(order.block_id):
+                return None
+            return self.runner.window_bytes.copy_out([order.block_id]).tobytes()
+        states = self.runner.forward.states
+        saved = None if states.checkpoints is None else states.checkpoints.peek(order.content_hash)
+        return None if saved is None else states.dump(saved)
+
     def _restore(self, plan: SchedulerOutput) -> None:
-        """Put arrived contents into their blocks; the last order for a block counts."""
-        contents = {order.block_id: self.staged.pop(order.content_hash) for order in plan.restores}
-        if contents:
-            self.runner.restore_blocks(plan.num_blocks, contents)
+        """Put arrived contents where they belong; the last order for a block counts."""
+        blocks: dict[int, bytes] = {}
+        windows: dict[int, bytes] = {}
+        for order in plan.restores:
+            found = {
+                part: self.staged.pop(key_of(order.content_hash, part)) for part in order.parts
+            }
+            blocks[order.block_id] = found.get(Part.BLOCK, b"")
+            windows.pop(order.block_id, None)
+            if Part.WINDOWS in found:
+                windows[order.block_id] = found[Part.WINDOWS]
+        if plan.restoring:
+            self.runner.restore_blocks(plan, (blocks, windows))
+        for state in plan.states:
+            data = self.staged.pop(key_of(state.content_hash, Part.STATE))
+            self.runner.forward.states.restore(
+                state.request, state.content_hash, state.num_tokens, data
+            )
 
     def close(self, patience: float, find: FindBlock) -> None:
         """Write what is in memory only, for at most `patience` seconds, and end the threads."""
@@ -194,6 +238,17 @@ class SsdOff:
         return {"state": "off", "reason": self.reason}
 
 
+def prefix_needs(spec: CacheSpec) -> PrefixNeeds:
+    """What a model's layers keep of a prefix."""
+    windows = [window for window in spec.bytes_by_window if window is not None]
+    return PrefixNeeds(None in spec.bytes_by_window, max(windows, default=None), spec.is_recurrent)
+
+
+def _most_beside(runner: ModelRunner, spec: CacheSpec) -> int:
+    """Bytes that what belongs to a block takes at most; twice what a short text's state takes."""
+    return max(runner.window_bytes.num_bytes, 2 * spec.state_bytes + STATE_HEAD * spec.is_recurrent)
+
+
 def open_tier(
     config: CacheConfig, loaded: LoadedModel, spec: CacheSpec, runner: ModelRunner
 ) -> SsdCarrier | SsdOff:
@@ -202,12 +257,8 @@ def open_tier(
         return SsdOff("no --ssd-cache")
     if not config.prefix_cache:
         return SsdOff("--no-prefix-cache: nothing would be found again")
-    if spec.is_recurrent or set(spec.bytes_by_window) != {None}:
-        return SsdOff.loudly(
-            f"{loaded.architecture} has recurrent or sliding-window layers, for which blocks are "
-            "not all there is to a prefix"
-        )
     try:
-        return SsdCarrier.open(config, runner, fingerprint(loaded, spec, config.block_size))
+        identity = fingerprint(loaded, spec, config.block_size)
+        return SsdCarrier.open(config, runner, spec, identity)
     except OSError as error:
         return SsdOff.loudly(f"{config.ssd_cache} cannot be used: {error.strerror or error}")

@@ -8,11 +8,14 @@ still read it.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.cache import ArraysCache
 
 from mlx_cb.core.checkpoints import BorderState, Checkpoints
@@ -101,6 +104,45 @@ class RecurrentStates:
             row = _Row(row.num_tokens, _Stack(states, 1, row.stack.shapes), 0)
             self._borders.append(row)
         request.border_state = BorderState(row.num_tokens, row)
+
+    def dump(self, row: Any) -> bytes:
+        """A saved state as bytes: the arrays' types and shapes, then the arrays."""
+        arrays = [
+            None if array is None else array[row.index : row.index + 1]
+            for layer in row.stack.states
+            for array in layer
+        ]
+        forms = [
+            None if a is None else [str(a.dtype).removeprefix("mlx.core."), list(a.shape)]
+            for a in arrays
+        ]
+        head = json.dumps(forms).encode()
+        parts = [np.array(mx.contiguous(a).view(mx.uint8)) for a in arrays if a is not None]
+        return b"".join(
+            [len(head).to_bytes(4, "little"), head, *(part.tobytes() for part in parts)]
+        )
+
+    def restore(self, request: Request, content_hash: bytes, num_tokens: int, data: bytes) -> None:
+        """Give a request the state that `dump` made bytes of, and keep it for others."""
+        start = 4 + int.from_bytes(data[:4], "little")
+        arrays: list[mx.array | None] = []
+        for form in json.loads(data[4:start]):
+            if form is None:
+                arrays.append(None)
+                continue
+            dtype, shape = getattr(mx, form[0]), form[1]
+            size = dtype.size * math.prod(shape)
+            part = mx.array(np.frombuffer(data, np.uint8, size, start))
+            arrays.append(part.view(dtype).reshape(shape))
+            start += size
+        left = iter(arrays)
+        states: LayerStates = [[next(left) for _ in range(size)] for size in self._sizes]
+        shapes = tuple(None if array is None else array.shape[1:] for array in arrays)
+        row = _Row(num_tokens, _Stack(states, 1, shapes), 0)
+        mx.eval([array for array in arrays if array is not None])
+        request.resume_state = row
+        if self.checkpoints is not None:
+            self.checkpoints.save(content_hash, row)
 
     def shapes(self, request: Request) -> tuple[Any, ...]:
         """What has to be equal for requests to be stacked."""

@@ -33,9 +33,12 @@ from mlx_cb.model.loader import LoadedModel
 from mlx_cb.model.metal_sampler import MetalSampler
 from mlx_cb.model.probe import make_forward
 from mlx_cb.model.sampler import SampleRow
+from mlx_cb.model.shared_rotation import share_rotation
 from mlx_cb.model.small_matmul import bind_small_matmul
 from mlx_cb.model.window_places import WindowPlaces
 
+#: By block: bytes of the layers that see everything, and for some of those with windows.
+BlockContents = tuple[dict[int, bytes], dict[int, bytes]]
 GROWTH = 1.5  # of the storage: growing copies it, so it has to stay rare
 MIN_GROWTH = 128  # blocks
 
@@ -100,6 +103,8 @@ class ModelRunner:
         self._window_places = WindowPlaces(self.storage)
         self.forward = make_forward(model, spec, self.storage, self.backend)
         self._on_cpu = mx.default_device().type == mx.DeviceType.cpu
+        if self._on_cpu:
+            share_rotation(model)
         self._choose_on_device = sampler.choose_on_device
         if runs_on_metal():
             self._choose_on_device = MetalSampler(launch_metal).choose
@@ -121,13 +126,22 @@ class ModelRunner:
 
     @cached_property
     def block_bytes(self) -> BlockBytes:
-        """Whole blocks as bytes, for models whose blocks are all there is to a prefix."""
-        return BlockBytes(self.storage)
+        """Whole blocks as bytes, over the layers that see everything."""
+        return BlockBytes.of_full_layers(self.storage)
 
-    def restore_blocks(self, num_blocks: int, contents: dict[int, bytes]) -> None:
-        """Put contents into blocks by id, all below `num_blocks`."""
-        self._ensure_blocks(num_blocks)
-        self.block_bytes.copy_in(list(contents), list(contents.values()))
+    @cached_property
+    def window_bytes(self) -> BlockBytes:
+        """What layers with a sliding window have of blocks, as bytes."""
+        return BlockBytes.of_windows(self.storage)
+
+    def restore_blocks(self, plan: SchedulerOutput, contents: BlockContents) -> None:
+        """Put contents into blocks by id. From now on what `plan.restoring` have stays in place."""
+        blocks, windows = contents
+        self._window_places.drop(list(blocks))
+        self._window_places.restore(plan.restoring, list(windows))
+        self._ensure_blocks(plan.num_blocks)
+        self.block_bytes.copy_in(list(blocks), list(blocks.values()))
+        self.window_bytes.copy_in(list(windows), list(windows.values()))
 
     def launch(self, plan: SchedulerOutput, previous: LaunchedStep | None) -> LaunchedStep:
         """Start a step; returns before it has run.
@@ -143,7 +157,7 @@ class ModelRunner:
             )
         unread = previous.unread() if previous is not None else None
         batch = ForwardBatch.build(plan, self.storage.block_size, unread)
-        requests = list(plan.sampling())
+        requests = plan.sampling()
         all_plain = all(request.is_plain_greedy for request in requests)
         rows = [] if all_plain else [SampleRow(r, r.num_computed_tokens) for r in requests]
         self.forward.states.sweep()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -17,7 +17,26 @@ class WindowPlaces:
 
     def __init__(self, storage: KVStorage) -> None:
         self._windows = list(storage.windows.values())
+        self._block_size = storage.block_size
         self._running: dict[str, Request] = {}
+
+    def restore(self, requests: Iterable[Request], block_ids: Sequence[int]) -> None:
+        """Place blocks whose windows come back. From now on what these requests have stays."""
+        self._running |= {request.request_id: request for request in requests}
+        self._sweep()
+        for window in self._windows if block_ids else ():
+            needed = np.array(block_ids, dtype=np.int64)
+            window.place(needed, lambda w=window: self._protected(w))  # type: ignore[misc]
+
+    def drop(self, block_ids: Sequence[int]) -> None:
+        """These blocks have got another content, without their windows."""
+        for window in self._windows:
+            window.drop(block_ids)
+
+    def _sweep(self) -> None:
+        for name, request in list(self._running.items()):
+            if request.status is not RequestStatus.RUNNING:
+                del self._running[name]
 
     def prepare(self, plan: SchedulerOutput) -> None:
         """Place what the step needs, before its arrays are built."""
@@ -26,9 +45,7 @@ class WindowPlaces:
         chunks = plan.prefills
         for request in (*plan.decodes, *(chunk.request for chunk in chunks)):
             self._running[request.request_id] = request
-        for name, request in list(self._running.items()):
-            if request.status is not RequestStatus.RUNNING:
-                del self._running[name]
+        self._sweep()
         for window in self._windows:
             copied = [copy.source for copy in plan.copies]
             needed = [np.array([*plan.pad_table, *copied], dtype=np.int64)]
@@ -41,8 +58,14 @@ class WindowPlaces:
             window.place(np.concatenate(needed), lambda w=window: self._protected(w))  # type: ignore[misc]
 
     def _protected(self, window: WindowBlocks) -> Ids:
+        # To the table's end: behind what counts as computed there may be blocks that came back.
         parts = [
-            _blocks(window, request, request.num_computed_tokens - 1, request.num_computed_tokens)
+            _blocks(
+                window,
+                request,
+                max(0, request.num_computed_tokens - 1),
+                len(request.block_table) * self._block_size,
+            )
             for request in _with_blocks(self._running.values())
         ]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -71,7 +72,7 @@ class Dialect:
     media_type: bytes = EVENT_STREAM
     keep_alive: Callable[[Answering], bytes] = lambda answering: COMMENT
     request_type: type | None = None
-    answer_type: type | None = None
+    answer_type: Any = None  # a type, or a union of types
 
 
 class Endpoint:
@@ -126,7 +127,7 @@ class Endpoint:
             await self._refuse(send, _closing(), request_id)
         except Exception:
             _log.exception("request %s failed", request_id)
-            await self._refuse(send, _internal(request_id), request_id)
+            await self._refuse(send, internal_error(request_id), request_id)
         finally:
             if generation is not None:
                 await generation.close()
@@ -147,7 +148,7 @@ class Endpoint:
             last = dialect.stream_error(_closing(), answering.request_id)
         except Exception:
             _log.exception("request %s failed", answering.request_id)
-            failure = _internal(answering.request_id)
+            failure = internal_error(answering.request_id)
             last = dialect.stream_error(failure, answering.request_id)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
@@ -215,5 +216,6 @@ def _closing() -> MlxCbError:
     return EngineDead("the server is shutting down", retry_after=5.0)
 
 
-def _internal(request_id: str) -> MlxCbError:
+def internal_error(request_id: str) -> MlxCbError:
+    """What a client is told of a fault of our own."""
     return MlxCbError(f"the server failed on this request; its log names {request_id}")

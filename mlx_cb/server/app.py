@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
@@ -22,11 +22,25 @@ from mlx_cb.server import (
 )
 from mlx_cb.server.access import KeyCheck
 from mlx_cb.server.access_log import AccessLog
+from mlx_cb.server.answering import error_headers, internal_error
 from mlx_cb.server.auth import Guard, is_loopback
 from mlx_cb.server.conversations import routes as conversations
-from mlx_cb.server.dialects.openai_wire import error_object
 from mlx_cb.server.front import Front
 from mlx_cb.server.safe_headers import SafeHeaders
+
+
+class UnknownPath(MlxCbError):
+    """Nothing is served here."""
+
+    status = 404
+    code = "not_found"
+
+
+class WrongMethod(MlxCbError):
+    """The path is served, but not with this method."""
+
+    status = 405
+    code = "method_not_allowed"
 
 
 def all_routes(front: Front) -> list[BaseRoute]:
@@ -48,7 +62,11 @@ def create_app(front: Front) -> ASGIApp:
     """The ASGI application of one server."""
     app = Starlette(
         routes=all_routes(front),
-        exception_handlers={HTTPException: _router_error, MlxCbError: _own_error},
+        exception_handlers={
+            HTTPException: _router_error,
+            MlxCbError: _own_error,
+            Exception: _failure,
+        },
     )
     config = front.config
     checked = KeyCheck(app, front.doors, always=not is_loopback(config.host))
@@ -56,14 +74,25 @@ def create_app(front: Front) -> ASGIApp:
 
 
 async def _router_error(request: Request, error: Exception) -> Response:
-    """Unknown paths and methods, as JSON like every other error."""
+    """Unknown paths and methods."""
     assert isinstance(error, HTTPException)
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    content = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-    return JSONResponse({"error": content}, error.status_code, error.headers)
+    kind = {404: UnknownPath, 405: WrongMethod}.get(error.status_code, MlxCbError)
+    made = kind(f"{request.method} {request.url.path}: {error.detail}")
+    return _told(request, made, error.status_code, dict(error.headers or {}))
 
 
 async def _own_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, MlxCbError)
-    return JSONResponse(error_object(error), error.status)
+    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
+    return _told(request, error, error.status, headers)
+
+
+async def _failure(request: Request, error: Exception) -> Response:
+    """A fault of our own; uvicorn logs it."""
+    return _told(request, internal_error(request.scope["state"]["request_id"]), 500, {})
+
+
+def _told(request: Request, error: MlxCbError, status: int, headers: dict[str, str]) -> Response:
+    """An error in the words of the API that the path belongs to."""
+    answer = dialects.error_answer(request.url.path, error, request.scope["state"]["request_id"])
+    return Response(answer.body, status, headers, media_type=answer.media_type.decode())

@@ -14,7 +14,11 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from mlx_cb.server.rate import network_of
 
@@ -75,6 +79,26 @@ class HalfOpen:
             del self._by_network[network]
 
 
+class UntilClose(RequestResponseCycle):
+    """An answer to HTTP/1.0, which knows no chunks: without a length it ends with the connection.
+
+    uvicorn would send chunks, and such a client would take their sizes for text.
+    """
+
+    _has_length = True
+
+    async def send(self, message: Any) -> None:
+        """Send a part of the answer."""
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            self._has_length = b"content-length" in names
+            if not self._has_length:
+                self.chunked_encoding = self.keep_alive = False
+        elif not self._has_length:
+            self.expected_content_length = len(message.get("body", b""))  # as if it were all
+        await super().send(message)
+
+
 class LimitedConnection(HttpToolsProtocol):
     """One client's connection. `half_open` is set by `limited`, and shared by one server's."""
 
@@ -126,6 +150,8 @@ class LimitedConnection(HttpToolsProtocol):
             self._refuse(431, "the request's headers are too large")
         if not self._is_refused:
             super().on_headers_complete()
+            if self.scope["http_version"] == "1.0":
+                self.cycle.__class__ = UntilClose
 
     def on_body(self, body: bytes) -> None:
         """A part of a body."""

@@ -43,6 +43,7 @@ def embedding_input(
         params=SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=wants_all),
         model=front.resolve_name(model),
         is_embedding=True,
+        prompt_field="input",
         details={"dimensions": dimensions},
     )
 

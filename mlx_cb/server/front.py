@@ -20,7 +20,6 @@ from mlx_cb.errors import (
     InvalidRequest,
     ModelNotFound,
 )
-from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.server.accounts import Accounts, Limits
 from mlx_cb.server.conversations.feed import Feed
 from mlx_cb.server.conversations.store import Conversations
@@ -39,6 +38,7 @@ from mlx_cb.server.users import User
 from mlx_cb.server.views import Owners
 from mlx_cb.text.call_forms import CALL_FORMS, CallForm
 from mlx_cb.text.chat_template import ChatInput, Prompt
+from mlx_cb.text.fill_in_middle import FillInMiddle, find_fill_in_middle
 from mlx_cb.text.harmony import HarmonyFormat
 from mlx_cb.text.model_text import ModelText
 from mlx_cb.text.output_parser import OutputParser, ParserOptions
@@ -53,11 +53,11 @@ DRAINING_RETRY_S = 30.0
 class PromptTooLong(ContextLengthExceeded):
     """The prompt leaves no room for an answer; dialects have wordings of their own for it."""
 
-    def __init__(self, num_tokens: int, limit: int) -> None:
+    def __init__(self, num_tokens: int, limit: int, param: str) -> None:
         super().__init__(
             f"This model's maximum context length is {limit} tokens, but the prompt has "
             f"{num_tokens} tokens and leaves no room for an answer; shorten it.",
-            param="messages",
+            param=param,
         )
         self.num_tokens = num_tokens
         self.limit = limit
@@ -193,9 +193,18 @@ class Front:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._encoders, _encode, self.text, prompt)
 
+    def fill_in_middle(self) -> FillInMiddle:
+        """How this model fills the gap before a suffix. Raises InvalidRequest if it cannot."""
+        found = find_fill_in_middle(self.text.tokenizer)
+        if found is None:
+            raise InvalidRequest(
+                f"suffix: {self.served_name} has no fill-in-the-middle tokens", param="suffix"
+            )
+        return found
+
     def _choice(self, given: GenerateInput, prompt: Prompt, index: int, request_id: str) -> Choice:
         text, params = self.text, given.params
-        limit = self._room(len(prompt.ids), params)
+        limit = self._room(len(prompt.ids), given)
         seed = params.seed
         if seed is not None and given.n > 1:
             seed = (seed + index % given.n) % 2**64
@@ -228,20 +237,20 @@ class Front:
             transcript=Transcript(own_id, prompt.text) if self.config.log_prompts else None,
         )
 
-    def _room(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+    def _room(self, num_prompt_tokens: int, given: GenerateInput) -> int:
         """Tokens that may be generated. Raises ContextLengthExceeded when there is no room."""
-        longest = self.model_info.max_model_len
+        longest, wanted = self.model_info.max_model_len, given.params.max_tokens
         room = longest - num_prompt_tokens
         if num_prompt_tokens == 0:
-            raise InvalidRequest("the prompt is empty", param="prompt")
-        if room < 0 or (room == 0 and params.max_tokens != 0):
-            raise PromptTooLong(num_prompt_tokens, longest)
-        return room if params.max_tokens is None else min(room, params.max_tokens)
+            raise InvalidRequest(f"{given.prompt_field} is empty", param=given.prompt_field)
+        if room < 0 or (room == 0 and wanted != 0):
+            raise PromptTooLong(num_prompt_tokens, longest, given.prompt_field)
+        return room if wanted is None else min(room, wanted)
 
     def _check_ids(self, given: GenerateInput) -> None:
         for prompt in given.prompts:
             if isinstance(prompt, list):
-                self.check_token_ids(prompt, "prompt")
+                self.check_token_ids(prompt, given.prompt_field)
         self.check_token_ids([token_id for token_id, _ in given.params.logit_bias], "logit_bias")
         self.check_token_ids(given.params.stop_token_ids, "stop_token_ids")
 

@@ -25,6 +25,7 @@ class GenerateInput:
         tool_choice: tools whose calls are looked for in the answer.
         streams_calls: a tool call's arguments are given on while the model writes them.
         is_embedding: the texts' vectors are wanted, and no text.
+        prompt_field: the client's name for the prompts.
         echo: the answer begins with the prompt's own text.
         details: what the dialect needs again when it writes the answer.
     """
@@ -37,6 +38,7 @@ class GenerateInput:
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     streams_calls: bool = False
     is_embedding: bool = False
+    prompt_field: str = "prompt"
     echo: bool = False
     details: dict[str, Any] = field(default_factory=dict)
 

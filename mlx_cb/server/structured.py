@@ -75,17 +75,17 @@ def beside_calls(
 
     Raises InvalidRequest where that cannot be written down.
     """
-    param = "response_format"
     parts = msgspec.json.decode(grammar)["grammars"]
     schema = parts[0].get("json_schema") if len(parts) == 1 else None
     if schema is None:
         raise InvalidRequest(
-            f"{param} together with tools has to be a JSON schema; or set tool_choice to none",
-            param=param,
+            "what an answer beside tools has to follow must be a JSON schema; or set tool_choice "
+            "to none",
+            param="tools",
         )
     calls = form.grammar(choice.tools or [], specials, start=form.start(None))
     answer = f"answer: %json {json.dumps(schema)}"
-    return lark_grammar(f"{calls.replace('start: ', 'start: answer | ', 1)}\n{answer}", param)
+    return lark_grammar(f"{calls.replace('start: ', 'start: answer | ', 1)}\n{answer}", "tools")
 
 
 def with_grammar(params: SamplingParams, grammar: str | None) -> SamplingParams:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,19 +27,29 @@ class ToolChoice:
 
 
 def choose_tools(
-    tools: list[dict[str, Any]] | None, choice: str, name: str | None, *, most_calls: int | None
+    tools: list[dict[str, Any]] | None,
+    choice: str,
+    name: str | None,
+    *,
+    most_calls: int | None,
+    allowed: Collection[str | None] | None = None,
 ) -> ToolChoice:
     """Check a choice (`auto`, `none`, `required`, or `named` with a name) against the tools.
+
+    With `allowed`, the tools of other names are as if they were not there.
 
     Raises InvalidRequest naming `tool_choice` or `tools`.
     """
     for number, tool in enumerate(tools or []):
-        if not isinstance(tool.get("function"), dict) or not tool["function"].get("name"):
+        name_of = tool["function"].get("name") if isinstance(tool.get("function"), dict) else None
+        if not name_of or not isinstance(name_of, str):
             where = f"tools[{number}]"
             raise InvalidRequest(f"{where} needs a function with a name", param=where)
         if not isinstance(tool["function"].get("parameters") or {}, dict):
             where = f"tools[{number}].function.parameters"
             raise InvalidRequest(f"{where} must be a JSON schema object", param=where)
+    if allowed is not None:
+        tools = [tool for tool in tools or [] if tool["function"]["name"] in allowed]
     if choice not in ("auto", "none", "required", "named"):
         raise InvalidRequest(f"tool_choice: {choice!r} is not known", param="tool_choice")
     if choice == "none" or (not tools and choice == "auto"):

@@ -1,4 +1,5 @@
-"""The file of one block: a header that says what it is, its bytes, and a checksum over both.
+"""The file of one block, or of what is kept beside it: a header that says what it is, its bytes,
+and a checksum over both.
 
 A file is written under a passing name and renamed when whole, so that a reader meets either a whole
 file or none. It is not synced to the disk: after a loss of power it may be cut off or empty, which
@@ -37,15 +38,26 @@ class BlockKind:
     Attributes:
         identity: 32 bytes that differ for any other model, block size or type of numbers.
         num_bytes: of one block's content.
+        most_beside: bytes of anything else that is kept; 0 when there are blocks only.
     """
 
     identity: bytes
     num_bytes: int
+    most_beside: int = 0
 
     @property
     def file_size(self) -> int:
-        """Bytes of a whole file."""
-        return _HEADER.size + self.num_bytes + _CHECKSUM_SIZE
+        """Bytes of a whole block's file."""
+        return file_size(self.num_bytes)
+
+    def fits(self, size: int) -> bool:
+        """True for the size of a file that may be one of these."""
+        return size == self.file_size or file_size(0) < size <= file_size(self.most_beside)
+
+
+def file_size(num_bytes: int) -> int:
+    """Bytes of a whole file with so much content."""
+    return _HEADER.size + num_bytes + _CHECKSUM_SIZE
 
 
 def write_file(path: Path, kind: BlockKind, content_hash: bytes, content: bytes) -> None:
@@ -84,7 +96,7 @@ def read_file(path: Path, kind: BlockKind, content_hash: bytes) -> bytes:
     except OSError as error:
         raise UnusableFile(error.strerror or str(error)) from error
     try:
-        data = _read_whole(descriptor, kind.file_size)
+        data = _read_whole(descriptor, kind)
         # Whoever cleans the folder goes by age; on a disk that became read-only nobody can.
         with contextlib.suppress(OSError):
             os.utime(descriptor)
@@ -95,25 +107,28 @@ def read_file(path: Path, kind: BlockKind, content_hash: bytes) -> bytes:
     return _checked(data, kind, content_hash)
 
 
-def _read_whole(descriptor: int, size: int) -> bytes:
+def _read_whole(descriptor: int, kind: BlockKind) -> bytes:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise UnusableFile("it is not a plain file")
-    if found.st_size != size:
-        raise UnusableFile(f"it has {found.st_size} bytes instead of {size}")
+    if not kind.fits(found.st_size):
+        raise UnusableFile(f"it has {found.st_size} bytes instead of {kind.file_size}")
     with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
-        return file.readall()
+        data = file.readall()
+    if len(data) != found.st_size:
+        raise UnusableFile(f"{len(data)} of its bytes can be read, not {found.st_size}")
+    return data
 
 
 def _checked(data: bytes, kind: BlockKind, content_hash: bytes) -> bytes:
-    if len(data) != kind.file_size:
-        raise UnusableFile(f"{len(data)} of its bytes can be read, not {kind.file_size}")
     header, content = data[: _HEADER.size], data[_HEADER.size : -_CHECKSUM_SIZE]
     magic, form, num_bytes, identity, named = _HEADER.unpack(header)
     if magic != MAGIC or form != FORMAT:
         raise UnusableFile("it has another format")
-    if identity != kind.identity or num_bytes != kind.num_bytes:
+    if identity != kind.identity:
         raise UnusableFile("it belongs to another model")
+    if num_bytes != len(content):
+        raise UnusableFile(f"it has {len(content)} bytes of content instead of {num_bytes}")
     if named != content_hash:
         raise UnusableFile("it holds another block")
     if data[-_CHECKSUM_SIZE:] != _checksum(header, content):

@@ -23,6 +23,7 @@ from mlx_cb.ssd.block_file import (
     SUFFIX,
     BlockKind,
     UnusableFile,
+    file_size,
     read_file,
     write_file,
 )
@@ -141,7 +142,7 @@ class BlockFolder:
                         survey.num_broken += 1
                 elif not _FILE.fullmatch(entry.name):
                     survey.num_foreign += 1
-                elif model == self._own and found.st_size != self.kind.file_size:
+                elif model == self._own and not self.kind.fits(found.st_size):
                     path.unlink(missing_ok=True)
                     survey.num_broken += 1
                 else:
@@ -152,9 +153,9 @@ class BlockFolder:
         name = content_hash.hex()
         return self._own / name[:2] / f"{name}{SUFFIX}"
 
-    def may_write(self) -> bool:
+    def may_write(self, num_bytes: int) -> bool:
         """False once all servers of this folder together have written the day's allowance."""
-        return self.written_today() + self.kind.file_size <= self.limits.daily_writes
+        return self.written_today() + file_size(num_bytes) <= self.limits.daily_writes
 
     def written_today(self) -> int:
         """Bytes that all servers of this folder have written today, what others round off apart."""
@@ -172,10 +173,11 @@ class BlockFolder:
         path = self.path_of(content_hash)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_file(path, self.kind, content_hash, content)
-        self._count(self.kind.file_size)
+        size = file_size(len(content))
+        self._count(size)
         with self._lock:
-            self.num_bytes += self.kind.file_size - self._sizes.pop(path, 0)
-            self._sizes[path] = self.kind.file_size
+            self.num_bytes += size - self._sizes.pop(path, 0)
+            self._sizes[path] = size
             gone: set[bytes] = set()
             if self._since_survey > self.limits.capacity // SURVEYS:
                 before = self._own_hashes()

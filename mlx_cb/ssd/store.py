@@ -12,6 +12,7 @@ import threading
 import time
 from dataclasses import dataclass
 
+from mlx_cb.ssd.block_file import file_size
 from mlx_cb.ssd.folder import BlockFolder
 
 log = logging.getLogger("mlx_cb.ssd")
@@ -61,7 +62,7 @@ class BlockStore:
         self.folder = folder
         self.counters = StoreCounters()
         self.reason_off: str | None = None
-        self._max_pending = max(MIN_PENDING, max_pending_bytes // folder.kind.file_size)
+        self._max_pending_bytes = max(MIN_PENDING * folder.kind.file_size, max_pending_bytes)
         self._full_day: str | None = None
         # One operation at a time on it, each of which is whole by itself: no lock.
         self._pending: dict[bytes, bytes] = {}
@@ -90,7 +91,16 @@ class BlockStore:
     @property
     def room(self) -> int:
         """Blocks that may be put now without the memory for waiting ones running over."""
-        return max(0, self._max_pending - len(self._pending))
+        return max(0, self._room_bytes // self.folder.kind.file_size)
+
+    @property
+    def _room_bytes(self) -> int:
+        waiting = list(self._pending.values())  # one operation: the writer takes from it
+        return self._max_pending_bytes - sum(file_size(len(content)) for content in waiting)
+
+    def takes(self, num_bytes: int) -> bool:
+        """True when so much, which is kept beside blocks, may be put now."""
+        return not self._pending or file_size(num_bytes) <= self._room_bytes
 
     @property
     def num_pending(self) -> int:
@@ -150,7 +160,7 @@ class BlockStore:
                 self._room_again.set()
 
     def _write(self, content_hash: bytes, content: bytes) -> None:
-        if self.accepts and not self.folder.may_write():
+        if self.accepts and not self.folder.may_write(len(content)):
             self._full_day = self.folder.day()
             log.warning(
                 "%s: today's allowance of %d bytes is written; nothing more is until midnight UTC",

@@ -24,6 +24,7 @@ from mlx_cb.text.events import (
     ToolCallDelta,
     ToolCallStart,
 )
+from mlx_cb.text.json_prefix import JsonPrefix
 from mlx_cb.text.parsed_calls import new_call_id
 
 MESSAGE = "<|message|>"
@@ -53,16 +54,17 @@ class HarmonyFormat:
 
 @dataclass(slots=True)
 class HarmonySections:
-    """The state machine over one text."""
+    """The state machine over one text. Counts calls as `sections.Sections` does."""
 
     has_tools: bool
     streams_calls: bool = False
     in_reasoning: bool = False
     num_calls: int = 0
+    num_broken: int = 0
     _header: str | None = None  # None while a header is being read
     _held: str = ""
     _call: str | None = None
-    _has_begun: bool = False  # the call has been given on and cannot be taken back
+    _object: JsonPrefix | None = None  # of a call that has been given on and cannot be taken back
     _events: list[OutputEvent] = field(default_factory=list)
 
     def feed(self, text: str, scores: list[ScoredToken] | None = None) -> list[OutputEvent]:
@@ -83,13 +85,19 @@ class HarmonySections:
                 self._events.append(TextDelta(leftover))  # no harmony at all: plain text
         else:
             # Half a control token is no part of a call's arguments.
-            is_marker = self._has_begun and _may_be_end(self._held)
+            is_marker = self._object is not None and _may_be_end(self._held)
             self._write("" if is_marker else self._held)
             self._end_message(is_complete=end.reason is EndReason.STOP)
         self._held = ""
-        if self.num_calls and end.reason is EndReason.STOP:
-            end = Finish(EndReason.TOOL_CALLS)
+        if end.reason is EndReason.STOP:
+            end = Finish(self.end_reason)
         return [*events, *self._take(None), end]
+
+    @property
+    def end_reason(self) -> EndReason:
+        """What an end of the model's own means: calls, if there are any and all can be made."""
+        can_call = self.num_calls > 0 and not self.num_broken
+        return EndReason.TOOL_CALLS if can_call else EndReason.STOP
 
     def _read_header(self) -> bool:
         header, found, rest = self._held.partition(MESSAGE)
@@ -128,18 +136,24 @@ class HarmonySections:
         name = _RECIPIENT.search(self._header or "")
         if not self.streams_calls or name is None or self._call is None or not text:
             return
-        if self._has_begun:
-            self._events.append(ToolCallDelta(self.num_calls, text))
-        elif self._call.lstrip().startswith("{"):
-            self._has_begun = True
-            start = ToolCallStart(self.num_calls, new_call_id(), name[1])
-            self._events += [start, ToolCallDelta(self.num_calls, self._call.lstrip())]
+        if self._object is None:
+            text = self._call.lstrip()
+            if not text.startswith("{"):
+                return
+            self._object = JsonPrefix()
+            self._events.append(ToolCallStart(self.num_calls, new_call_id(), name[1]))
+        if end := self._object.feed(text):
+            self._events.append(ToolCallDelta(self.num_calls, text[:end]))
+        rest = text[end:]  # what is no JSON any more, or stands behind it
+        if rest and (self._object.is_broken or rest.strip()):
+            self._events.append(TextDelta(rest))
 
     def _end_message(self, *, is_complete: bool) -> None:
         if self._call is not None:
             name = _RECIPIENT.search(self._header or "")
-            if self._has_begun:
+            if self._object is not None:
                 self.num_calls += 1
+                self.num_broken += not self._object.is_whole
             elif name is not None and is_complete and _is_object(self._call):
                 start = ToolCallStart(self.num_calls, new_call_id(), name[1])
                 self._events += [start, ToolCallDelta(self.num_calls, self._call.strip() or "{}")]
@@ -147,7 +161,7 @@ class HarmonySections:
             else:
                 self._events.append(TextDelta(self._call))
         self._header, self._call, self.in_reasoning = None, None, False
-        self._has_begun = False
+        self._object = None
 
     def _take(self, scores: list[ScoredToken] | None) -> list[OutputEvent]:
         events, self._events = self._events, []

@@ -127,23 +127,27 @@ class OutputParser:
         scores = self._scores.release(len(text)) if self._scores is not None else None
         if self._sections is None:
             return [TextDelta(text, scores)]
-        events = self._sections.feed(text, scores)
-        if self._most_calls is not None and self._sections.num_calls >= self._most_calls:
+        sections = self._sections
+        events = sections.feed(text, scores)
+        num_whole = sections.num_calls - sections.num_broken
+        if self._most_calls is not None and num_whole >= self._most_calls:
             return self._end_at_call(events)
         return events
 
     def _end_at_call(self, events: list[OutputEvent]) -> list[OutputEvent]:
         """The events up to the last call that is allowed, and the end."""
         assert self._most_calls is not None
+        assert self._sections is not None
+        last = self._most_calls + self._sections.num_broken - 1
         self.is_finished = True
         kept: list[OutputEvent] = []
         for event in events:
-            is_extra = isinstance(event, ToolCallStart) and event.index >= self._most_calls
-            is_after = isinstance(event, TextDelta) and kept and _is_call(kept[-1])
+            is_extra = isinstance(event, ToolCallStart) and event.index > last
+            is_after = isinstance(event, TextDelta) and kept and _call_index(kept[-1]) == last
             if is_extra or is_after:
                 break
             kept.append(event)
-        return [*kept, Finish(EndReason.TOOL_CALLS)]
+        return [*kept, Finish(self._sections.end_reason)]
 
 
 class _Scores:
@@ -200,8 +204,8 @@ def _one(
     return ScoredToken(text, None if hidden else value, score, list(top))
 
 
-def _is_call(event: OutputEvent) -> bool:
-    return isinstance(event, (ToolCallStart, ToolCallDelta))
+def _call_index(event: OutputEvent) -> int | None:
+    return event.index if isinstance(event, (ToolCallStart, ToolCallDelta)) else None
 
 
 def _special_ids(

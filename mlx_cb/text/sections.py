@@ -86,11 +86,16 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class Sections:
-    """The state machine over one text."""
+    """The state machine over one text.
+
+    `num_calls` counts the calls that were given on; `num_broken` those of them whose arguments
+    never became whole, because the model wrote no JSON or did not end them.
+    """
 
     output_format: OutputFormat
     in_reasoning: bool = False
     num_calls: int = 0
+    num_broken: int = 0
     _state: _State = _State.TEXT
     _held: str = ""
     _skips_blank: bool = False
@@ -128,9 +133,15 @@ class Sections:
         elif self._held.strip(_WHITESPACE) or not self.num_calls:
             self._write(self._held)
         self._held = ""
-        if self.num_calls and end.reason is EndReason.STOP:
-            end = Finish(EndReason.TOOL_CALLS)
+        if end.reason is EndReason.STOP:
+            end = Finish(self.end_reason)
         return [*events, *self._take_events(None), end]
+
+    @property
+    def end_reason(self) -> EndReason:
+        """What an end of the model's own means: calls, if there are any and all can be made."""
+        can_call = self.num_calls > 0 and not self.num_broken
+        return EndReason.TOOL_CALLS if can_call else EndReason.STOP
 
     def _is_plain(self, text: str) -> bool:
         """Most text: in mid-answer, and nothing in it can begin a marker."""
@@ -179,7 +190,7 @@ class Sections:
         self._state, self._opened_by = _State.TOOL, marker
         streaming = tools.streaming if self.output_format.streams_calls else None
         if isinstance(streaming, JsonArguments):
-            self._json = JsonCallReader(streaming, self.num_calls)
+            self._json = JsonCallReader(streaming, self.num_calls, self.num_broken)
         elif isinstance(streaming, ElementArguments):
             self._elements = ElementCallReader(streaming, self._parsed, self.num_calls)
 
@@ -188,7 +199,7 @@ class Sections:
         if self._json is not None:
             events, self._held = self._json.feed(self._held)
             self._events += events
-            self.num_calls = self._json.first_index + self._json.num_whole
+            self._count_json(self._json)
             if self._json.is_open:
                 return False
         end = self.output_format.tools.markers.end
@@ -204,18 +215,23 @@ class Sections:
 
     def _close_calls(self, text: str, marker: str, *, is_whole: bool) -> None:
         """The calls of a section that ends; what is not a call is given back as text."""
-        if self._json is not None and self._json.has_begun:
+        if self._json is not None and self._json.num_begun:
             rest = self._json.close(text)
-            self.num_calls = self._json.first_index + self._json.num_whole
+            self._count_json(self._json)
             if rest.strip(_WHITESPACE) and not (is_whole and self._call(rest)):
                 self._write(rest)
         elif not (is_whole and self._call(text)):
-            if self._elements is not None and self._elements.has_begun:
+            if self._elements is not None and self._elements.num_begun:
                 self.num_calls = self._elements.first_index + self._elements.num_begun
+                self.num_broken += 1
                 self._write(text.rpartition(self._elements.form.closing)[2] + marker)
             else:
                 self._write(self._opened_by + text + marker)
         self._json = self._elements = None
+
+    def _count_json(self, reader: JsonCallReader) -> None:
+        self.num_calls = reader.first_index + reader.num_ended
+        self.num_broken = reader.broken_before + reader.num_broken
 
     def _is_bare_call(self) -> bool:
         tools = self.output_format.tools

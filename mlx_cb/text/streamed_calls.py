@@ -10,9 +10,8 @@ import re
 from dataclasses import dataclass, field
 
 from mlx_cb.text.events import OutputEvent, ToolCallDelta, ToolCallStart
+from mlx_cb.text.json_prefix import JsonPrefix
 from mlx_cb.text.parsed_calls import ParseCalls, ParsedCall, new_call_id
-
-_SIGNS = re.compile(r'["\\{}\[\]]')
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,45 +42,20 @@ CallStreaming = JsonArguments | ElementArguments
 
 
 @dataclass(slots=True)
-class _Braces:
-    """Follows the nesting of a JSON object over pieces of its text."""
-
-    _depth: int = 0
-    _in_string: bool = False
-    _after_backslash: bool = False
-
-    def end_in(self, text: str) -> int | None:
-        """Index behind the object's last brace; None while it goes on."""
-        position = 0
-        if self._after_backslash and text:
-            position, self._after_backslash = 1, False
-        while (found := _SIGNS.search(text, position)) is not None:
-            sign, position = found[0], found.end()
-            if self._in_string:
-                if sign == "\\":
-                    self._after_backslash = position == len(text)
-                    position += 1
-                elif sign == '"':
-                    self._in_string = False
-            elif sign == '"':
-                self._in_string = True
-            elif sign in "{[":
-                self._depth += 1
-            elif sign in "}]":
-                self._depth -= 1
-                if self._depth <= 0:
-                    return position
-        return None
-
-
-@dataclass(slots=True)
 class JsonCallReader:
-    """Calls of one section in a `JsonArguments` form, while they come in."""
+    """Calls of one section in a `JsonArguments` form, while they come in.
+
+    `first_index` calls stood before it, `broken_before` of them broken. `num_begun` calls have been
+    given on; of these, `num_broken` stopped being JSON or were never ended. What was given on of
+    them is the beginning of an object, and the rest is text.
+    """
 
     form: JsonArguments
     first_index: int
-    num_whole: int = 0
-    _object: _Braces | None = None
+    broken_before: int = 0
+    num_begun: int = 0
+    num_broken: int = 0
+    _object: JsonPrefix | None = None
 
     @property
     def is_open(self) -> bool:
@@ -89,37 +63,38 @@ class JsonCallReader:
         return self._object is not None
 
     @property
-    def has_begun(self) -> bool:
-        """True when a call has been given on, so that its text cannot be taken back."""
-        return self.is_open or self.num_whole > 0
+    def num_ended(self) -> int:
+        """Calls that nothing more is added to."""
+        return self.num_begun - self.is_open
 
     def feed(self, text: str) -> tuple[list[OutputEvent], str]:
         """Events that `text` gives rise to, and the part of it that is not understood yet."""
         events: list[OutputEvent] = []
         while text:
-            index = self.first_index + self.num_whole
             if self._object is None:
                 head = self.form.head.match(text)
                 if head is None or not self._may_call(head["name"]):
                     break
+                index = self.first_index + self.num_begun
                 call_id = head.groupdict().get("id") or new_call_id()
                 events.append(ToolCallStart(index, call_id, head["name"]))
-                self._object, text = _Braces(), text[head.end() :]
-            end = self._object.end_in(text)
-            events.append(ToolCallDelta(index, text[:end]))
-            text = "" if end is None else text[end:]
-            if end is not None:
+                self.num_begun += 1
+                self._object, text = JsonPrefix(), text[head.end() :]
+            end = self._object.feed(text)
+            index = self.first_index + self.num_begun - 1
+            if end:
+                events.append(ToolCallDelta(index, text[:end]))
+            text = text[end:]
+            if self._object.is_whole or self._object.is_broken:
+                self.num_broken += self._object.is_broken
                 self._object = None
-                self.num_whole += 1
         return events, text
 
     def close(self, text: str) -> str:
         """What of the section's last text is not part of any call."""
-        if not self.has_begun:
-            return text
         if self._object is not None:
             self._object = None
-            self.num_whole += 1
+            self.num_broken += 1
         tail = self.form.tail.match(text)
         return text[tail.end() :] if tail else text
 
@@ -138,13 +113,8 @@ class ElementCallReader:
     _num_closings: int = 0
 
     @property
-    def has_begun(self) -> bool:
-        """True when a call has been given on, so that its text cannot be taken back."""
-        return bool(self._given)
-
-    @property
     def num_begun(self) -> int:
-        """Calls that have been given on."""
+        """Calls that have been given on, so that their text cannot be taken back."""
         return len(self._given)
 
     def feed(self, text: str) -> list[OutputEvent]:

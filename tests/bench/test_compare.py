@@ -75,13 +75,14 @@ def test_equality_is_counted_per_call():
 
 def test_rounds_merge_to_medians_and_failures_add_up():
     rounds = [
-        {"ttft": {"p95": 1.0}, "jain": None, "failures": {"cut": 1}},
-        {"ttft": {"p95": 9.0}, "jain": 0.5, "failures": {}},
-        {"ttft": {"p95": 2.0}, "jain": 0.7, "failures": {"cut": 1, "http_429": 3}},
+        {"ttft": {"p95": 1.0}, "jain": None, "failed": 1, "failures": {"cut": 1}},
+        {"ttft": {"p95": 9.0}, "jain": 0.5, "failed": 0, "failures": {}},
+        {"ttft": {"p95": 2.0}, "jain": 0.7, "failed": 4, "failures": {"cut": 1, "http_429": 3}},
     ]
     assert merge(rounds) == {
         "ttft": {"p95": 2.0},
         "jain": pytest.approx(0.6),
+        "failed": 5,
         "failures": {"cut": 2, "http_429": 3},
     }
 

@@ -73,6 +73,24 @@ def test_users_of_a_run_get_keys_that_a_server_of_ours_is_started_with(models):
     suite.folder.cleanup()
 
 
+def test_a_server_writes_into_a_folder_of_this_suite(models):
+    """What an earlier suite has left there would be found again."""
+    flags = ["--ssd-cache", "{folder}/ssd"]
+    content = msgspec.convert(
+        {
+            "server": {"ours": {"kind": "mlx-cb", "flags": flags}},
+            "run": [{"name": "churn", "workload": "churn", "servers": ["ours"]}],
+        },
+        GateFile,
+    )
+    suites = [_Suite(content, models, SuiteSettings(Policy(allow_load=True))) for _ in range(2)]
+    (first,), (second,) = (suite.specs(content.run[0]) for suite in suites)
+    assert first.flags[1].endswith("/ssd")
+    assert first.flags != second.flags
+    for suite in suites:
+        suite.folder.cleanup()
+
+
 def test_only_some_runs(stub, models):
     report = measure(file(stub, [CHURN, TINY]), models, rounds=1, only=frozenset({"tiny"}))
     assert [run["name"] for run in report["runs"]] == ["tiny"]
@@ -89,6 +107,19 @@ def test_gates_judge_the_suite(stub, models, least, passed):
     entry = report["gates"][0]
     assert entry["passed"] is passed
     assert set(entry["columns"]) == {"ours", "P"}
+
+
+def test_gates_may_ask_for_equal_texts_and_no_failures(stub, models):
+    def gate(metric, **threshold):
+        value = {"run": "churn", "metric": metric, "of": "P"}
+        return {"goal": "G21", "name": metric, "why": "test", "value": value} | threshold
+
+    content = file(stub, [CHURN], [gate("equal_outputs", at_least=1.0), gate("failed", at_most=0)])
+    assert apply_gates(measure(content, models, rounds=1), content.gate)
+    stub.script = Script(cut_after=1)
+    report = measure(content, models, rounds=1)
+    assert not apply_gates(report, content.gate)
+    assert [gate["actual"] for gate in report["gates"]] == [None, 4.0]
 
 
 def test_steps_for_a_client_that_has_gone_are_counted(stub, models):

@@ -59,6 +59,8 @@ class World:
         self.prompts: dict[str, tuple[str, list[int], int]] = {}
         self.in_flight: SchedulerOutput | None = None
         self.unread: dict[str, int] = {}
+        self.num_stored = 0
+        self.num_copied = 0
 
     def add(self, name: str, prompt: list[int], output: int, user: str = "ann") -> Request:
         """A new request."""
@@ -100,6 +102,7 @@ class World:
         self._store(orders)
 
     def _store(self, orders: Sequence[BlockContent]) -> None:
+        self.num_stored += len(orders)
         for order in orders:
             self.disk[order.content_hash] = list(self.blocks[order.block_id])
 
@@ -126,6 +129,7 @@ class World:
         self.blocks |= {block_id: list(content) for block_id, content in contents.items()}
         copied = {copy.target: list(self.blocks[copy.source]) for copy in plan.copies}
         self.blocks |= copied
+        self.num_copied += len(copied)
         self.staged = {h: c for h, c in self.staged.items() if self.tier.is_staged(h)}
         spans = [(r, r.num_computed_tokens - 1, r.num_computed_tokens) for r in plan.decodes]
         spans += [(c.request, c.start, c.start + c.num_tokens) for c in plan.prefills]

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import ClassVar
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from mlx_cb.core.request import RequestStatus
 from tests.core.spill_world import BLOCK_SIZE, World
@@ -119,7 +130,14 @@ def test_untrusted_content_is_never_written() -> None:
 
 
 class SpillMachine(RuleBasedStateMachine):
-    """Random requests of two users over a pool that is too small, and a disk that forgets."""
+    """Random requests of two users over a pool that is too small, and a disk that forgets.
+
+    Blocks are taken and written by `step`, forked, freed by ends and `abort`, evicted because there
+    are too few, spilled before that and by `write_behind`, restored by `deliver`.
+    """
+
+    num_rules = 0
+    seen: ClassVar[Counter[str]] = Counter()
 
     @initialize(num_blocks=st.integers(9, 16), budget=st.integers(3, 20), ahead=st.booleans())
     def start(self, num_blocks: int, budget: int, ahead: bool) -> None:
@@ -134,6 +152,14 @@ class SpillMachine(RuleBasedStateMachine):
     )
     def add(self, shared: list[int], tail: list[int], output: int, user: str) -> None:
         self.world.add(f"r{len(self.world.prompts)}", [*shared, *tail], output, user)
+
+    @precondition(lambda self: self.world.scheduler.requests)
+    @rule(index=st.integers(0, 1000), output=st.integers(1, 12))
+    def fork(self, index: int, output: int) -> None:
+        """One more answer to a prompt that is being answered."""
+        names = sorted(self.world.scheduler.requests)
+        user, prompt, _ = self.world.prompts[names[index % len(names)]]
+        self.world.add(f"r{len(self.world.prompts)}", prompt, output, user)
 
     @rule(count=st.integers(1, 4))
     def step(self, count: int) -> None:
@@ -186,6 +212,7 @@ class SpillMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
+        SpillMachine.num_rules += 1
         if hasattr(self, "world"):
             self.world.check()
 
@@ -196,7 +223,24 @@ class SpillMachine(RuleBasedStateMachine):
                 request.status is not RequestStatus.RUNNING
                 for request in self.world.scheduler.requests.values()
             )
+            world = self.world
+            self.seen["evicted"] += world.scheduler.kv_cache.pool.num_evictions
+            self.seen["spilled"] += world.num_stored
+            self.seen["restored"] += world.tier.num_restored_blocks
+            self.seen["copied"] += world.num_copied
+            self.seen["gave way"] += world.scheduler.ladder.gave_way
 
 
-TestSpillMachine = SpillMachine.TestCase
-TestSpillMachine.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
+def test_random_lives_of_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    """2,000 rules and more, all blocks accounted for and every slot right after each."""
+    SpillMachine.num_rules = 0
+    SpillMachine.seen.clear()
+    run_state_machine_as_test(
+        SpillMachine,
+        settings=settings(max_examples=60, stateful_step_count=60, deadline=None),
+    )
+    with capsys.disabled():
+        print(f"\n{SpillMachine.num_rules} rules; blocks: {dict(SpillMachine.seen)}")
+    assert SpillMachine.num_rules >= 2000
+    assert set(SpillMachine.seen) >= {"evicted", "spilled", "restored", "copied", "gave way"}
+    assert all(SpillMachine.seen.values())

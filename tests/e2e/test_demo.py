@@ -101,6 +101,52 @@ def test_status_names_what_serves(demo: Server) -> None:
     assert stages[:4] == ["queued", "admitted", "chunk", "first token"]
 
 
+USAGE_OF: dict[str, tuple[dict[str, Any], str, str]] = {
+    "/v1/chat/completions": (
+        {"max_tokens": 3, "stream_options": {"include_usage": True}},
+        "prompt_tokens", "prompt_tokens_details",
+    ),
+    "/v1/responses": ({"max_output_tokens": 3}, "input_tokens", "input_tokens_details"),
+    "/v1/messages": ({"max_tokens": 3}, "input_tokens", "cache_read_input_tokens"),
+}  # fmt: skip
+
+
+def used(demo: Server, path: str, text: str, *, stream: bool) -> tuple[int, int]:
+    """Tokens of the whole prompt, and how many of them were cached, as this route tells them."""
+    fields, prompt_key, cached_key = USAGE_OF[path]
+    key = "input" if path == "/v1/responses" else "messages"
+    body = {**fields, key: [{"role": "user", "content": text}], "stream": stream}
+    answer = httpx2.post(demo.url + path, json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    made = [answer.json()] if not stream else [
+        json.loads(line[6:]) for line in answer.text.split("\n") if line.startswith("data: {")
+    ]  # fmt: skip
+    told = [event.get("usage") or event.get("response", {}).get("usage") for event in made]
+    usage = next(one for one in reversed(told) if one)
+    cached = usage[cached_key]
+    if isinstance(cached, dict):
+        return usage[prompt_key], cached["cached_tokens"]
+    return usage[prompt_key] + cached, cached  # Anthropic's input_tokens are without the cached
+
+
+def test_c120_usage_tells_what_was_cached(demo: Server) -> None:
+    text = "Add these: " + " ".join(str(number) for number in range(100, 260))
+    size, cached = used(demo, "/v1/chat/completions", text, stream=False)
+    assert size > 500
+    assert cached < 64  # no more than the template's own beginning
+    for path in USAGE_OF:
+        for stream in (False, True):
+            prompt, cached = used(demo, path, text, stream=stream)
+            assert prompt == size
+            assert size - 64 < cached < size
+    other = "Multiply " + text
+    body = {"messages": [{"role": "user", "content": other}], "stream": True, "ignore_eos": True}
+    with httpx2.stream("POST", demo.url + "/v1/chat/completions", json=body, timeout=120) as answer:
+        next(line for line in answer.iter_lines() if '"content":"' in line and "role" not in line)
+    prompt, cached = used(demo, "/v1/messages", other, stream=True)
+    assert prompt - 64 < cached < prompt
+
+
 def test_worker_killed_under_streams_three_times(demo: Server) -> None:
     """Acceptance h over HTTP: an error in every stream within a second, then service again."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -13,10 +14,13 @@ from hypothesis import strategies as st
 
 from mlx_cb.attention.kernel_cases import dequantized, quantize_reference
 from mlx_cb.attention.stored_form import quantize_plainly, stored_form
+from mlx_cb.bench.kv_quality import CODE, NEEDLE
 from mlx_cb.config import CacheConfig, EngineConfig
 from mlx_cb.engine.core import EngineCore
 from mlx_cb.errors import UnsupportedModel
 from mlx_cb.model.cache_spec import layer_kinds
+from mlx_cb.text.chat_template import ChatInput
+from mlx_cb.text.model_text import ModelText
 from tests import tiny
 from tests.families.build import build
 from tests.families.configs import config
@@ -146,6 +150,57 @@ def test_codes_take_the_bytes_that_are_planned(kv_dtype: str, bytes_per_row: int
     storage = core.runner.storage
     assert storage.nbytes == storage.num_blocks * storage.bytes_per_block
     assert core.cache_spec.bytes_per_token * 8 == storage.bytes_per_block
+
+
+def next_tokens(core: EngineCore, prompts: list[list[int]], name: str) -> list[dict[int, float]]:
+    """What may come behind each prompt, asked all at once: log-probabilities of the best."""
+    for index, ids in enumerate(prompts):
+        core.add(f"{name}.{index}", ids, tiny.greedy(1, logprobs=20))
+    outputs = tiny.run(core).outputs
+    entries = [outputs[f"{name}.{index}"][-1].logprobs for index in range(len(prompts))]
+    return [dict(zip(e[0].top_ids, e[0].top_logprobs, strict=True)) for e in entries if e]
+
+
+@pytest.mark.slow
+def test_c089_a_code_word_in_a_long_prompt_is_not_lost() -> None:
+    """The demo model over 700 tokens: alone and in fours, computed and found again.
+
+    Teacher forcing, a piece of the word at a time; the model's own form says what to expect, and
+    the same prompt without the word how it would look if the prompt were lost.
+    """
+    cores = {
+        form: EngineCore.load(EngineConfig(cache=CacheConfig(kv_memory=2**28, kv_dtype=form)))
+        for form in ("auto", "int8", "int4")
+    }
+    text = ModelText.load(cores["auto"].loaded.path)
+    word = text.tokenizer.encode(f"The code word is {CODE}")
+
+    def prompts(needle: str) -> list[list[int]]:
+        ids = text.encode_chat(ChatInput([{"role": "user", "content": needle}])).ids
+        return [[*ids, *word[:count]] for count in range(4, len(word))]
+
+    asked, lost = prompts(NEEDLE), prompts(NEEDLE.replace(CODE, "a secret"))
+    pieces = word[4:]
+
+    def worth(found: list[dict[int, float]]) -> np.ndarray[Any, Any]:
+        """Log-probability of each piece; far below all others for one that is not among them."""
+        return np.array([best.get(piece, -20) for best, piece in zip(found, pieces, strict=True)])
+
+    wanted = worth(next_tokens(cores["auto"], asked, "told"))
+    blind = worth(next_tokens(cores["auto"], lost, "lost"))
+    assert wanted.sum() - blind.sum() > 20, "a lost prompt would be noticed"
+    for form, most in (("int8", 0.2), ("int4", 1.5)):
+        core = cores[form]
+        together = next_tokens(core, asked, "cold")
+        assert core.scheduler.kv_cache.stats.hit_tokens > 600 * (len(asked) - 1)
+        alone = [next_tokens(core, [ids], f"warm{n}")[0] for n, ids in enumerate(asked)]
+        for found in (together, alone):
+            assert np.abs(worth(found) - wanted).max() < most, form
+        agree = [
+            max(b, key=b.__getitem__) == max(a, key=a.__getitem__)
+            for a, b in zip(together, alone, strict=True)
+        ]
+        assert all(agree)
 
 
 def test_what_cannot_be_stored_as_codes_is_refused() -> None:

@@ -1,4 +1,7 @@
-"""The SSD tier under a real model: what comes back is exact, and what cannot be used never is."""
+"""The SSD tier under a real model: what comes back is exact, and what cannot be used never is.
+
+Models with windows and states are in test_ssd_families.py.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from mlx_cb.config import CacheConfig, EngineConfig, SchedulerConfig
 from mlx_cb.core.outputs import FinishReason
 from mlx_cb.engine.core import EngineCore
 from tests import tiny
-from tests.families.build import build
 
 BLOCK_SIZE = 8
 BYTES_PER_TOKEN = 2 * 2 * 16 * 4 * 2
@@ -266,20 +268,3 @@ def test_a_disk_that_fills_up_turns_the_tier_off_and_serving_goes_on(
     assert status["blocks"] == 0
     ask(core, "last", list(range(100)))
     assert not list(engines.folder.rglob("*.part"))
-
-
-@pytest.mark.parametrize("family", ["qwen3_5", "gemma3_text"])
-def test_models_whose_blocks_are_not_everything_go_without(
-    tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    from dataclasses import replace
-
-    made = build(family)
-    config = EngineConfig(
-        cache=CacheConfig(block_size=8, kv_memory=2**26, ssd_cache=str(tmp_path / "ssd"))
-    )
-    core = EngineCore(config, replace(tiny.loaded_model(made), architecture=family))
-    status = core.ssd.status()
-    assert status["state"] == "off"
-    assert "recurrent or sliding-window" in status["reason"]
-    assert not (tmp_path / "ssd").exists()

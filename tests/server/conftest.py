@@ -117,9 +117,7 @@ def stopping() -> Iterator[list[LiveServer]]:
     assert all(server.has_stopped() for server in servers)
 
 
-@pytest.fixture
-def serve(stopping: list[LiveServer]) -> Iterator[Callable[..., LiveServer]]:
-    """Start servers for one test: `serve(*replies, script={...}, **server_settings)`."""
+def _starting(stopping: list[LiveServer]) -> Iterator[Callable[..., LiveServer]]:
     servers: list[LiveServer] = []
 
     def start(
@@ -134,3 +132,15 @@ def serve(stopping: list[LiveServer]) -> Iterator[Callable[..., LiveServer]]:
         if not server.has_stopped(0):
             server.begin_stop()
             stopping.append(server)
+
+
+@pytest.fixture
+def serve(stopping: list[LiveServer]) -> Iterator[Callable[..., LiveServer]]:
+    """Start servers for one test: `serve(*replies, script={...}, **server_settings)`."""
+    yield from _starting(stopping)
+
+
+@pytest.fixture(scope="module")
+def serve_all(stopping: list[LiveServer]) -> Iterator[Callable[..., LiveServer]]:
+    """The same for a file whose tests share a server."""
+    yield from _starting(stopping)

@@ -158,6 +158,26 @@ def test_c122_the_completion_object(serve: Serve) -> None:
     ]
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("prompt", "number"), [("x", 1), (["x"], 1), (["x", "y", "z"], 3), ([65, 66], 1)]
+)
+def test_c122_every_shape_of_prompt(
+    serve: Serve, path: str, stream: bool, prompt: Any, number: int
+) -> None:
+    answer = serve({"text": "a"}).post(path, {"prompt": prompt, "stream": stream, "model": " "})
+    made = chunks(answer.text) if stream else [answer.json()]
+    for one in made:
+        assert one["id"].startswith("cmpl-")
+        assert (one["object"], one["model"]) == ("text_completion", "scripted")
+        assert one["created"] > 0
+    choices = [choice for one in made for choice in one["choices"]]
+    assert {choice["index"] for choice in choices} == set(range(number))
+    assert all(set(choice) == {"index", "text", "logprobs", "finish_reason"} for choice in choices)
+    assert sum(choice["finish_reason"] == "stop" for choice in choices) == number
+
+
 def test_best_of_is_refused_clearly(serve: Serve) -> None:
     server = serve({"text": "a"})
     answer = server.post("/v1/completions", {"prompt": "x", "best_of": 3})

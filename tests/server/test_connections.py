@@ -1,7 +1,9 @@
-"""Connections: idle ones stay open, pipelined ones are served, bad ones do no harm: C081, C082."""
+"""Connections: idle ones stay open, pipelined ones are served, bad ones do no harm, every answer
+ends visibly: C051, C079, C081, C082."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -36,6 +38,15 @@ def read_answer(connection: socket.socket) -> tuple[bytes, bytes]:
     while len(body) < length:
         body += connection.recv(65536)
     return head, body[:length]
+
+
+def read_to_the_end(connection: socket.socket) -> bytes:
+    """All that comes until the server closes the connection."""
+    answer = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            answer += piece
+    return answer
 
 
 @pytest.mark.slow
@@ -78,6 +89,91 @@ def test_c082_a_body_shorter_than_it_says_harms_nobody(serve: Serve) -> None:
         time.sleep(0.1)
     assert server.chat().status_code == 200
     server.wait_until_idle()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["Content-Length: 10", "Content-Length: 12"],
+        ["Content-Length: -5"],
+        ["Content-Length: 10", "Transfer-Encoding: chunked"],
+        ["Content-Length: x"],
+    ],
+    ids=["two", "negative", "chunked too", "no number"],
+)
+def test_c082_lengths_that_contradict_each_other_are_refused(
+    serve: Serve, lines: list[str]
+) -> None:
+    server = serve({"text": "x"})
+    head = ["POST /v1/chat/completions HTTP/1.1", "Host: localhost", *lines]
+    with connect(server) as connection:
+        connection.sendall(("\r\n".join(head) + "\r\n\r\n").encode() + BODY)
+        answer = read_to_the_end(connection)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert server.chat().status_code == 200
+
+
+def test_c082_a_chunk_with_a_bad_size_is_refused(serve: Serve) -> None:
+    server = serve({"text": "x"})
+    lines = ["POST /v1/chat/completions HTTP/1.1", "Host: localhost", "Transfer-Encoding: chunked"]
+    head = "\r\n".join([*lines, "", ""])
+    with connect(server) as connection:
+        connection.sendall(head.encode() + b"zz\r\n" + BODY)
+        assert read_to_the_end(connection).startswith(b"HTTP/1.1 400")
+    server.wait_until_idle(10)
+    assert server.chat().status_code == 200
+
+
+def chunked(head: str, pieces: list[bytes]) -> bytes:
+    sized = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+    return head.encode() + sized + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("size", [900_000, 1_100_000, 5_000_000])
+def test_c079_large_bodies_come_in_chunks_too(serve: Serve, size: int) -> None:
+    server = serve({"text": "x"}, max_body_bytes=3_000_000)
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    body = BODY[:-1] + b', "metadata": {"k": "' + b"y" * size + b'"}}'
+    pieces = [body[start : start + 65536] for start in range(0, len(body), 65536)]
+    with connect(server) as connection:
+        with contextlib.suppress(ConnectionError):  # refused before all of it was sent
+            connection.sendall(chunked(head, pieces))
+        answer = read_to_the_end(connection)
+    assert answer.startswith(b"HTTP/1.1 200" if size < 3_000_000 else b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("closes", [False, True])
+def test_c051_the_end_of_an_answer_is_there_to_be_seen(
+    serve: Serve, stream: bool, version: str, closes: bool
+) -> None:
+    """By its framing, or by the end of the connection where there is none to keep."""
+    server = serve({"tokens": ["a", "b", "c"]})
+    body = json.dumps({"messages": [{"role": "user", "content": "a"}], "stream": stream}).encode()
+    lines = [f"POST /v1/chat/completions HTTP/{version}", "Host: localhost",
+             f"Content-Length: {len(body)}", *["Connection: close"] * closes]  # fmt: skip
+    asked = ("\r\n".join(lines) + "\r\n\r\n").encode() + body
+    with connect(server) as connection:
+        connection.sendall(asked)
+        if closes or version == "1.0":
+            answer = read_to_the_end(connection)
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert b"transfer-encoding" not in answer.lower() or version == "1.1"
+            assert b'"finish_reason":"stop"' in answer
+            return
+        for _ in range(2):  # the second on the same connection
+            answer = b""
+            end = b"0\r\n\r\n" if stream else b"}}"
+            while not answer.endswith(end):
+                piece = connection.recv(65536)
+                assert piece, answer
+                answer += piece
+            assert b'"finish_reason":"stop"' in answer
+            connection.sendall(asked)
 
 
 @pytest.mark.parametrize(

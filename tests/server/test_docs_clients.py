@@ -15,6 +15,13 @@ from typing import Any
 import pytest
 
 from mlx_cb.cli.launch import CLIENTS, ask_server
+from mlx_cb.config import ServerConfig
+from mlx_cb.sampling_params import MAX_LOGPROBS
+from mlx_cb.server import body, structured
+from mlx_cb.server.compression import ENCODINGS
+from mlx_cb.server.connections import ConnectionLimits
+from mlx_cb.server.dialects import openai_responses
+from mlx_cb.server.generate_input import MOST_CHOICES, MOST_EMBEDDINGS
 from tests.server.agents import LARGE, OPENCODE, Agent, Workplace
 from tests.server.npm import clients_folder, python_folder
 
@@ -41,6 +48,37 @@ def run(command: list[str], folder: Path, **more: str) -> str:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
+
+
+def test_every_snippet_is_executed_by_one_of_the_tests_below() -> None:
+    opened = re.findall(r"^```(\w*)\n", DOCUMENT.read_text(), re.MULTILINE)[::2]
+    assert set(opened) == {"bash", "python", "javascript", "sh"}
+    assert len(opened) == len(SNIPPETS) + len(AGENT_SNIPPETS)
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    text = DOCUMENT.read_text().partition("\n## Limits\n")[2]
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|", text, re.MULTILINE)
+    told = {name: [int(n) for n in re.findall(r"(?<![\w-])\d+", limit)] for name, limit in rows}
+    connections = ConnectionLimits()
+    limits = {
+        "a request's body, also unpacked": [ServerConfig().max_body_bytes // 2**20],
+        "objects and lists within each other": [body.DEEPEST],
+        "keys given twice": [body.LARGEST_CHECKED // 2**20],
+        "time for a body": [int(body.PATIENCE_S), body.SLOWEST],
+        "a request's headers": [connections.head_bytes // 1024, int(connections.head_s)],
+        "`n` times the number of prompts": [MOST_CHOICES],
+        "texts in one request for embeddings": [MOST_EMBEDDINGS],
+        "`logprobs`, `top_logprobs`": [MAX_LOGPROBS],
+        "a JSON schema": [structured.LARGEST_SCHEMA // 1024, structured.DEEPEST_SCHEMA],
+        "remembered responses (`previous_response_id`)": [
+            openai_responses.REMEMBERED, openai_responses.LARGEST_MEMORY // 2**20,
+        ],
+    }  # fmt: skip
+    for name, values in limits.items():
+        assert told[name] == values, name
+    assert ", ".join(ENCODINGS) in text
+    assert f"carry a sign of life every {ServerConfig().keep_alive_s:g} s" in DOCUMENT.read_text()
 
 
 @pytest.mark.parametrize(

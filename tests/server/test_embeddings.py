@@ -78,16 +78,16 @@ def test_token_ids_and_many_texts(server: Any) -> None:
     ("fields", "param"),
     [
         ({"input": []}, "input"),
-        ({"input": ""}, "prompt"),
+        ({"input": ""}, "input"),
         ({"input": ["a", 1]}, "input"),
-        ({"input": [99999999]}, "prompt"),
+        ({"input": [99999999]}, "input"),
         ({"input": None}, "input"),
         ({}, "input"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "dimensions": 13}, "dimensions"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
         ({"input": ["a"] * 3000}, "input"),
-        ({"input": "a" * 100}, "messages"),
+        ({"input": "a" * 100}, "input"),
     ],
 )
 def test_bad_requests_name_the_field(server: Any, fields: dict[str, Any], param: str) -> None:

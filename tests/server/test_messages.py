@@ -1,7 +1,8 @@
-"""Message shapes on the chat route: cases C022 to C027."""
+"""Message shapes on the chat route: cases C022 to C030, C061, C080."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -145,3 +146,57 @@ def test_c028_a_template_error_is_a_short_400(serve: Serve) -> None:
     assert error["type"] == "invalid_request_error"
     assert "Only odd days are supported." in error["message"]
     assert len(answer.content) < 1000
+
+
+def test_c080_what_was_sent_is_taken_back_as_it_was_sent(serve: Serve) -> None:
+    """A replayed answer with all its keys, and those that other servers put into theirs."""
+    server = serve({"turn": 0, "reasoning": "hm", "text": "b"})
+    first = server.chat("a").json()["choices"][0]["message"]
+    more = {"annotations": [], "refusal": None, "audio": None, "function_call": None, "extra": {}}
+    user = {"role": "user", "content": "a"}
+    short = [user, {"role": "assistant", "content": "b", "reasoning_content": "hm"}, user]
+    size = prompt_tokens(server, *short)
+    assert prompt_tokens(server, user, {**first, **more}, user) == size
+    assert prompt_tokens(server, user, {**first, "tool_calls": None}, user) == size
+    fields = {"reasoning_effort": "none", "temprature": 3, "store": True, "service_tier": "x"}
+    assert prompt_tokens(server, *short, **fields) == size
+
+
+OPENED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n%s{% endif %}"
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("opened", "tokens"),
+    [("<think>\n", ["plan", "</think>", "\nanswer"]),
+     ("", ["<think>", "\nplan", "</think>", "\n\nanswer"])],
+    ids=["opened by the template", "opened by the model"],
+)  # fmt: skip
+def test_c061_no_mark_of_reasoning_is_seen_or_doubled(
+    serve: Serve, opened: str, tokens: list[str], stream: bool
+) -> None:
+    server = serve({"tokens": tokens}, script={"chat_template": OPENED.replace("%s", opened)})
+    answer = server.chat("a", stream=stream)
+    if stream:
+        lines = [line[6:] for line in answer.text.split("\n") if line.startswith("data: {")]
+        found = [choice["delta"] for line in lines for choice in json.loads(line)["choices"]]
+        message = {
+            key: "".join(delta.get(key) or "" for delta in found)
+            for key in ("content", "reasoning_content")
+        }
+    else:
+        message = answer.json()["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("answer", "plan")
+    user = {"role": "user", "content": "a"}
+    again = server.post(
+        "/v1/chat/completions", {"messages": [user, {"role": "assistant", **message}, user]}
+    )
+    ids = server.prompts[again.headers["x-request-id"]]
+    prompt = server.front.text.tokenizer.decode(ids, skip_special_tokens=False)
+    assert prompt.count("<think>") == 1 + bool(opened)
+    assert prompt.count("</think>") == 1

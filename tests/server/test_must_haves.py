@@ -1,16 +1,18 @@
-"""agents.md's must-have table: one test per row, in the three dialects that agents speak.
+"""agents.md's must-have table: every item of it as a test, in the three dialects that agents speak.
 
-What a row asks of one dialect alone is tested beside that dialect; here it is looked at from the
-agents' side, on the same server.
+`TABLE` says which. What an item asks of one dialect alone, or of the prefix cache, is tested beside
+those; here it is looked at from the agents' side, on one server.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -27,6 +29,70 @@ PATHS = {
     "responses": "/v1/responses",
 }
 CALL = {"reasoning": "hm", "text": "So.", "tool_calls": [{"name": "add", "arguments": {"a": 1}}]}
+HERE, TESTS = Path(__file__), Path(__file__).parents[1]
+#: Item of the table -> the tests that hold it; without a file's name they stand here.
+TABLE: dict[str, tuple[str, ...]] = {
+    "Retry-After on every 429 and 503": (
+        "test_retry_after_on_every_429_and_503",
+        "server/test_terms.py::test_an_overloaded_engine_is_a_429_before_anything_is_encoded",
+    ),
+    "unique ids per response": ("test_ids_are_unique_per_response",),
+    "always a terminal event and a well-formed end of body, also after internal errors": (
+        "test_a_stream_always_ends_with_a_terminal_event",
+        "server/test_every_stream.py::test_c048_a_failure_in_mid_stream_in_each_apis_own_form",
+        "server/test_connections.py::test_c051_the_end_of_an_answer_is_there_to_be_seen",
+    ),
+    "keep-alive as events during prefill and queueing, after validation": (
+        "test_keep_alives_while_prefilling_and_queueing",
+        "server/test_responses.py::test_keep_alives_are_events",
+        "server/test_anthropic.py::test_pings_while_nothing_comes",
+        "server/test_ollama.py::test_empty_lines_of_text_while_nothing_comes",
+    ),
+    "Responses: namespace, custom, web_search, additional_tools; un-flattened names": (
+        "test_responses_tools_of_every_kind",
+        "server/test_responses.py::test_codex_tools_of_every_kind_come_back_in_their_kind",
+        "server/test_responses.py::test_calls_of_every_kind_can_be_replayed",
+        "server/test_responses.py::test_events_are_numbered_and_end_with_the_response",
+    ),
+    "Messages: system in place, str = block, tool_reference, defer_loading, thinking, format": (
+        "test_messages_as_claude_code_sends_them",
+        "server/test_anthropic.py::test_a_system_message_stays_where_it_stands",
+        "server/test_anthropic.py::test_a_text_and_its_block_are_the_same_prompt",
+        "server/test_anthropic.py::test_a_tool_loaded_later_does_not_change_the_head",
+    ),
+    "chat: index in every tool delta, reasoning_content in and out, arguments canonicalised": (
+        "test_chat_as_opencode_reads_and_sends_it",
+        "server/test_tools.py::test_c053_c059_deltas_of_two_calls",
+        "server/test_messages.py::test_c027_arguments_of_any_kind_can_be_replayed",
+    ),
+    "accurate usage": (
+        "test_usage_is_the_size_of_the_real_prompt",
+        "e2e/test_demo.py::test_c120_usage_tells_what_was_cached",
+    ),
+    "default output limit = rest of the context; larger limits are clamped": (
+        "test_the_output_limit_is_the_rest_of_the_context",
+    ),
+    "overflow: 400 in each client's words, before queueing": (
+        "test_overflow_is_said_at_once_in_the_clients_words",
+    ),
+    "prefix cache: several heads at once; ids, metadata, cache_control not in the key": (
+        "test_what_is_not_text_is_not_in_the_cache_key",
+        "engine/test_heads.py::test_several_heads_stay_cached_side_by_side",
+    ),
+    "three concurrent requests per client; disconnect frees the slot; EPIPE is silent": (
+        "test_one_client_may_ask_several_things_at_once",
+        "test_a_client_that_leaves_after_the_last_event_leaves_nothing",
+        "server/test_disconnect.py::test_c011_c012_decoding_stops",
+        "server/test_anthropic.py::test_counting_in_parallel_does_not_queue_behind_generation",
+    ),
+    "a prefix stays cached after the client disconnects": (
+        "engine/test_heads.py::test_a_prefix_stays_cached_after_its_client_has_gone",
+    ),
+    "unknown keys, headers, betas are ignored; Bearer, x-api-key or none": (
+        "test_unknown_things_and_any_key_are_taken",
+    ),
+    "turns are append-only after templating": ("test_turns_are_append_only_after_templating",),
+}
 TERMINAL = {
     "chat": ("data: [DONE]", '"error"'),
     "messages": ("event: message_stop", "event: error"),
@@ -59,6 +125,16 @@ def prompt_ids(server: Any, answer: Any) -> list[int]:
 
 
 ALL = pytest.mark.parametrize("dialect", DIALECTS)
+
+
+@pytest.mark.parametrize("item", TABLE)
+def test_every_item_of_the_table_is_a_test(item: str) -> None:
+    for name in TABLE[item]:
+        file, _, function = name.rpartition("::")
+        path = TESTS / file if file else HERE
+        functions = [n.name for n in ast.walk(ast.parse(path.read_text()))
+                     if isinstance(n, ast.FunctionDef)]  # fmt: skip
+        assert functions.count(function) == 1, name
 
 
 @ALL

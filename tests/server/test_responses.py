@@ -76,7 +76,7 @@ def test_events_are_numbered_and_end_with_the_response(serve: Serve) -> None:
     assert done == made[-1]["response"]["output"]
     assert [item["type"] for item in done] == ["reasoning", "message", "function_call"]
     usage = made[-1]["response"]["usage"]
-    assert usage["input_tokens_details"] == {"cached_tokens": 3}
+    assert usage["input_tokens_details"] == {"cached_tokens": 3, "cache_write_tokens": 0}
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
     assert "[DONE]" not in made
 

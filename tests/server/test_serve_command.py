@@ -17,6 +17,7 @@ import pytest
 
 from mlx_cb.cli.options import ConfiguredCommand
 from mlx_cb.cli.serve import build_config, command
+from mlx_cb.config import ServerConfig
 
 SCRIPT = "replies: [{tokens: [x], repeat: true, delay_s: 0.02}]"
 Start = Callable[..., subprocess.Popen[str]]
@@ -184,7 +185,7 @@ def test_every_setting_reaches_the_configuration(monkeypatch: pytest.MonkeyPatch
         "--no-prefix-cache", "--log-format", "json", "--strict-model", "--revision", "r",
         "--ssd-cache", "/tmp/ssd", "--ssd-cache-size", "2GB", "--ssd-daily-writes", "1GB",
         "--keys", "k.json", "--tls", "c.pem,k.pem", "--allow-host", "h", "--allow-origin", "o",
-        "--reasoning-key", "both",
+        "--reasoning-key", "both", "--max-body-bytes", "1000", "--keep-alive-s", "3",
     )  # fmt: skip
     assert config.aliases == (("a", "org/m"), ("b", "org/m"))  # type: ignore[attr-defined]
     assert config.host == "0.0.0.0"  # type: ignore[attr-defined]
@@ -192,6 +193,8 @@ def test_every_setting_reaches_the_configuration(monkeypatch: pytest.MonkeyPatch
     assert config.tls == (Path("c.pem"), Path("k.pem"))  # type: ignore[attr-defined]
     assert (config.allowed_hosts, config.allowed_origins) == (("h",), ("o",))  # type: ignore[attr-defined]
     assert config.reasoning_key == "both"  # type: ignore[attr-defined]
+    assert (config.max_body_bytes, config.keep_alive_s) == (1000, 3)  # type: ignore[attr-defined]
+    assert parse().max_body_bytes == ServerConfig().max_body_bytes  # type: ignore[attr-defined]
     lan = parse("--lan")
     assert (lan.lan, lan.host, lan.tls) == (True, "0.0.0.0", "auto")  # type: ignore[attr-defined]
     engine = config.engine  # type: ignore[attr-defined]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
 
+import httpx2
 import pytest
 
 Serve = Callable[..., Any]
@@ -55,6 +57,39 @@ def test_llamacpp_completion(serve: Serve, stream: bool) -> None:
     assert made[-1]["timings"]["predicted_n"] == made[-1]["tokens_predicted"] == 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_llamacpp_several_answers(serve: Serve, stream: bool) -> None:
+    server = serve({"tokens": ["a", "b"]})
+    answer = server.post("/completion", {"prompt": "x", "n_cmpl": 3, "stream": stream})
+    if stream:
+        made = [json.loads(event[6:]) for event in answer.text.strip().split("\n\n")]
+    else:
+        made = answer.json()
+        assert len(made) == 3
+    for index in range(3):
+        own = [part for part in made if part["index"] == index]
+        assert "".join(part["content"] for part in own) == "ab"
+        assert [part["stop"] for part in own].count(True) == 1
+        assert own[-1]["tokens_predicted"] == 2
+    for wrong in (0, 129):
+        refused = server.post("/completion", {"prompt": "x", "n_cmpl": wrong})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n_cmpl")
+
+
+def test_llamacpp_constraints_bind_or_are_refused(serve: Serve) -> None:
+    server = serve({"text": "{}"})
+    bound = server.post("/completion", {"prompt": "x", "json_schema": {"type": "object"}})
+    assert server.engine.played[bound.headers["x-request-id"]].params.grammar is not None
+    for fields, param in (
+        ({"grammar": 'root ::= "a"'}, "grammar"),
+        ({"json_schema": {"not": {}}}, "json_schema"),
+    ):
+        refused = server.post("/completion", {"prompt": "x", **fields})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    free = server.post("/completion", {"prompt": "x", "grammar": "", "json_schema": None})
+    assert server.engine.played[free.headers["x-request-id"]].params.grammar is None
+
+
 def with_fim_tokens(serve: Serve, *replies: Any) -> Any:
     """A scripted model whose vocabulary has fill-in-the-middle tokens."""
     return serve(*replies, {"match": "^never$", "tokens": FIM})
@@ -83,6 +118,27 @@ def test_c121_suffix_and_infill(serve: Serve) -> None:
     assert answer["tokens_cached"] == 0
     warm = server.post("/infill", {**infill, "n_predict": 0})
     assert warm.json()["content"] == ""
+    ollama = {"model": "m", "prompt": "def f", "suffix": "end", "stream": False}
+    assert server.post("/api/generate", ollama).json()["response"] == "(x):"
+    shown = server.post("/api/show", {"model": "m"}).json()
+    assert "insert" in shown["capabilities"]
+    assert ".Suffix" in shown["template"]  # Continue looks for it
+
+
+def test_c121_thirty_completions_that_are_overtaken_free_their_places(serve: Serve) -> None:
+    """An editor asks at every keystroke and leaves before the answer is there."""
+    endless = {"tokens": ["x"], "repeat": True, "delay_s": 0.01}
+    server = serve({"match": "^last$", "text": "done"}, endless, script={"max_num_seqs": 2})
+    for number in range(30):
+        body = {"prompt": f"line {number}", "max_tokens": 5000, "stream": bool(number % 2)}
+        with (
+            contextlib.suppress(httpx2.TimeoutException),
+            httpx2.stream("POST", server.url + "/v1/completions", json=body, timeout=0.05),
+        ):
+            pass
+    assert server.post("/v1/completions", {"prompt": "last"}).json()["choices"][0]["text"] == "done"
+    server.wait_until_idle(10)
+    assert all(played.status == "finished" for played in server.engine.played.values())
 
 
 def test_c121_without_the_tokens_suffix_is_refused(serve: Serve) -> None:
@@ -90,6 +146,9 @@ def test_c121_without_the_tokens_suffix_is_refused(serve: Serve) -> None:
     answer = server.post("/v1/completions", {"prompt": "a", "suffix": "b"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "suffix")
     assert server.post("/infill", {"input_prefix": "a"}).status_code == 400
+    shown = server.post("/api/show", {"model": "m"}).json()
+    assert "insert" not in shown["capabilities"]
+    assert ".Suffix" not in shown["template"]
 
 
 def test_lm_studio(serve: Serve) -> None:

@@ -1,4 +1,4 @@
-"""Tool calls on the chat route: C053 to C060."""
+"""Tool calls on the chat route: C053, C054, C055, C056, C057, C058, C059, C060."""
 
 from __future__ import annotations
 
@@ -38,6 +38,43 @@ def test_c053_c059_deltas_of_two_calls(serve: Serve) -> None:
         assert all(set(call) == {"index", "function"} for call in rest)
         arguments = "".join(call["function"]["arguments"] for call in [first, *rest])
         assert json.loads(arguments) == TWO[index]["arguments"]
+
+
+def block(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+THREE = [block("add", a=1), block("add", a=2), block("mul", text="a <b> {c}")]
+
+
+@pytest.mark.parametrize("between", ["", "\n", " and then "])
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("number", [2, 3])
+def test_c055_every_block_is_a_call_of_its_own(
+    serve: Serve, between: str, size: int, number: int
+) -> None:
+    text = "First: " + between.join(THREE[:number])
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    server = serve({"tokens": pieces})
+    message = server.chat(tools=TOOLS).json()["choices"][0]["message"]
+    made: dict[int, list[str]] = {}
+    content = ""
+    for delta in deltas(server.chat(tools=TOOLS, stream=True).text):
+        content += delta.get("content") or ""
+        for call in delta.get("tool_calls", []):
+            one = made.setdefault(call["index"], ["", ""])
+            one[0] += call["function"].get("name", "")
+            one[1] += call["function"]["arguments"]
+    wanted = [("add", {"a": 1}), ("add", {"a": 2}), ("mul", {"text": "a <b> {c}"})][:number]
+    calls = [call["function"] for call in message["tool_calls"]]
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == wanted
+    assert sorted(made) == list(range(number))
+    assert [(made[n][0], json.loads(made[n][1])) for n in sorted(made)] == wanted
+    assert len({call["id"] for call in message["tool_calls"]}) == number
+    for shown in (message["content"], content):
+        assert shown.startswith("First:")
+        assert shown.count("and then") == (number - 1 if between.strip() else 0)
+        assert "tool_call" not in shown
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -132,9 +169,34 @@ def test_c058_tool_choice(serve: Serve) -> None:
     assert server.chat(tool_choice="required").status_code == 400
 
 
+def test_c058_only_the_allowed_tools_are_there(serve: Serve) -> None:
+    server = serve({"match": "<tools>", "tool_calls": TWO[1:]}, {"text": "plain"})
+    allowed = [{"type": "function", "function": {"name": "mul"}}]
+
+    def ask(mode: str, tools: Any) -> Any:
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+        return server.chat(tools=TOOLS, tool_choice=choice)
+
+    answer = ask("auto", allowed)
+    assert answer.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "mul"
+    prompt = server.front.text.tokenizer.decode(server.prompts[answer.headers["x-request-id"]])
+    assert '"mul"' in prompt
+    assert '"add"' not in prompt
+    assert ask("auto", []).json()["choices"][0]["message"]["content"] == "plain"
+    assert ask("required", []).json()["error"]["param"] == "tool_choice"
+    assert ask("maybe", allowed).json()["error"]["param"] == "tool_choice"
+    flat = [{"type": "function", "name": tool["function"]["name"]} for tool in TOOLS]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": flat[1:]}
+    body = {"input": "x", "tools": flat, "tool_choice": choice}
+    made = server.post("/v1/responses", body)
+    assert made.json()["tool_choice"] == choice
+    prompt = server.front.text.tokenizer.decode(server.prompts[made.headers["x-request-id"]])
+    assert '"add"' not in prompt
+
+
 def test_a_tool_without_a_name_is_refused(serve: Serve) -> None:
     server = serve({"text": "x"})
-    for tool in ({}, {"type": "function"}, {"function": {}}):
+    for tool in ({}, {"type": "function"}, {"function": {}}, {"function": {"name": [3]}}):
         answer = server.chat(tools=[TOOLS[0], tool])
         assert answer.json()["error"]["param"] == "tools[1]"
 

@@ -81,14 +81,14 @@ def test_what_was_written_today_is_counted_over_all_servers(tmp_path: Path) -> N
     for each in (one, two):
         each.open()
         each.write(os.urandom(16), b"x" * LEDGER_UNIT)
-    assert one.may_write()
+    assert one.may_write(big.num_bytes)
     one.write(os.urandom(16), b"x" * LEDGER_UNIT)
-    assert not one.may_write()
-    assert not two.may_write()
-    assert not folder(tmp_path, limits, big).may_write(), "a restart changes nothing"
+    assert not one.may_write(big.num_bytes)
+    assert not two.may_write(big.num_bytes)
+    assert not folder(tmp_path, limits, big).may_write(big.num_bytes), "a restart changes nothing"
     tomorrow = folder(tmp_path, limits, big, day="2026-01-02")
     tomorrow.open()
-    assert tomorrow.may_write()
+    assert tomorrow.may_write(big.num_bytes)
     assert not (tmp_path / "ssd" / "written-2026-01-01").exists()
 
 

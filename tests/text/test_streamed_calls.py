@@ -8,11 +8,21 @@ from typing import Any
 
 import pytest
 
+from mlx_cb.core.outputs import RequestOutput
 from mlx_cb.text.call_streaming import streaming_of
-from mlx_cb.text.events import EndReason, Finish, OutputEvent, TextDelta, ToolCallDelta
+from mlx_cb.text.events import (
+    EndReason,
+    Finish,
+    OutputEvent,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+)
 from mlx_cb.text.harmony import HarmonyFormat
+from mlx_cb.text.output_parser import OutputParser, ParserOptions
 from mlx_cb.text.sections import OutputFormat
 from mlx_cb.text.streamed_calls import JsonArguments
+from mlx_cb.text.tokenizer import Tokenizer
 from mlx_cb.text.tools import tool_syntax
 from tests.text.test_sections import FOREIGN, TOOLS, summary
 
@@ -127,7 +137,63 @@ def test_text_behind_a_call_is_kept() -> None:
     assert answer.endswith("tail")
 
 
-def test_broken_arguments_reach_the_client_as_they_are() -> None:
-    text = '<tool_call>{"name": "f", "arguments": {"a": bad}}</tool_call>'
-    events = read("json_tools", text, 3)
-    assert "".join(deltas(events)) == '{"a": bad}'
+@SIZES
+def test_broken_arguments_end_where_they_stop_being_json(size: int) -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": bad}}</tool_call> So.'
+    events = read("json_tools", text, size)
+    assert "".join(deltas(events)) == '{"a": '
+    answer = "".join(event.text for event in events if isinstance(event, TextDelta))
+    assert answer.startswith("bad}}")
+    assert answer.endswith("So.")
+    assert events[-1] == Finish(EndReason.STOP)  # not "tool calls": this one cannot be made
+
+
+@SIZES
+@pytest.mark.parametrize("second", [FOREIGN["json_tools"], ""])
+def test_a_broken_call_does_not_take_others_with_it(size: int, second: str) -> None:
+    broken = '<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>'
+    for text in (broken + second, second + broken):
+        events = read("json_tools", text, size)
+        starts = [event for event in events if isinstance(event, ToolCallStart)]
+        assert [start.index for start in starts] == list(range(len(starts)))
+        made = {start.name: "" for start in starts}
+        for event in events:
+            if isinstance(event, ToolCallDelta):
+                made[starts[event.index].name] += event.arguments
+        assert made.pop("f") == '{"a": 1'
+        assert made == ({"get_weather": '{"city": "Paris"}'} if second else {})
+        assert events[-1] == Finish(EndReason.STOP)
+
+
+@pytest.mark.parametrize("name", ["json_tools", "harmony", "qwen3_coder"])
+def test_a_turn_that_ends_within_arguments_is_no_call(name: str) -> None:
+    whole = FOREIGN.get(name, HARMONY % '{"city": "Paris"}')
+    cut = whole[: whole.index("Paris") + 3]
+    events = read(name, cut, 4)
+    assert events[-1] == Finish(EndReason.STOP)
+    assert '{"city": "Paris"}'.startswith("".join(deltas(events)))
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_broken_arguments_of_harmony(size: int) -> None:
+    events = read("harmony", HARMONY % '{"city": Paris}', size)
+    assert "".join(deltas(events)) == '{"city": '
+    assert "".join(e.text for e in events if isinstance(e, TextDelta)) == "Paris}"
+    assert events[-1] == Finish(EndReason.STOP)
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_only_whole_calls_count_for_a_limit(byte_level: Tokenizer, size: int) -> None:
+    """With one call allowed, a broken one leaves room for the next."""
+    broken = '<tool_call>{"name": "f", "arguments": {bad}}</tool_call>'
+    tools = OutputFormat(None, tool_syntax("json_tools", TOOLS), streams_calls=True)
+    parser = OutputParser(byte_level, ParserOptions(output_format=tools, most_calls=1))
+    ids = byte_level.encode(broken + FOREIGN["json_tools"] * 2, add_special_tokens=False)
+    events: list[OutputEvent] = []
+    for start in range(0, len(ids), size):
+        if not parser.is_finished:
+            events += parser.feed(RequestOutput("r", ids[start : start + size]))
+    assert parser.is_finished
+    names = [event.name for event in events if isinstance(event, ToolCallStart)]
+    assert names == ["f", "get_weather"]
+    assert events[-1] == Finish(EndReason.STOP)

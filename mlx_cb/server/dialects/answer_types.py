@@ -292,6 +292,10 @@ class LlamaCompletion(Struct):
     timings: dict[str, float]
 
 
+#: One answer, or as many as `n_cmpl` says.
+LlamaAnswer = LlamaCompletion | list[LlamaCompletion]
+
+
 class Tokens(Struct):
     """Token ids, or with pieces asked for, objects."""
 

@@ -21,6 +21,7 @@ from mlx_cb.server.dialects.anthropic_wire import (
     template_tools,
 )
 from mlx_cb.server.dialects.replayed_calls import arguments_object
+from mlx_cb.server.effort import effort_variables
 from mlx_cb.server.front import Front, PromptTooLong
 from mlx_cb.server.generate_input import GenerateInput
 from mlx_cb.server.generation import Usage
@@ -74,9 +75,10 @@ class Thinking(msgspec.Struct):
 
 
 class OutputConfig(msgspec.Struct):
-    """`output_config`: a JSON schema for the answer."""
+    """`output_config`: a JSON schema for the answer, and how much to think."""
 
     format: dict[str, Any] | None = None
+    effort: str | None = None
 
 
 class CountRequest(msgspec.Struct, kw_only=True):
@@ -88,6 +90,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
     tools: list[WireTool] | None = None
     tool_choice: WireToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
 
 
 class MessagesRequest(CountRequest, kw_only=True):
@@ -99,7 +102,6 @@ class MessagesRequest(CountRequest, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     stop_sequences: list[str] | None = None
-    output_config: OutputConfig | None = None
 
 
 def parse(body: bytes, front: Front) -> GenerateInput:
@@ -126,6 +128,7 @@ def parse(body: bytes, front: Front) -> GenerateInput:
         model=front.resolve_name(asked.model),
         stream=bool(asked.stream),
         streams_calls=bool(asked.stream),
+        prompt_field="messages",
         tool_choice=choice,
     )
 
@@ -137,7 +140,7 @@ def _chat(asked: CountRequest) -> tuple[ChatInput, ToolChoice]:
     most = 1 if wanted.disable_parallel_tool_use else None
     word = words.get(wanted.type, wanted.type)
     choice = choose_tools(tools, word, wanted.name, most_calls=most)
-    variables = {}
+    variables = effort_variables(asked.output_config.effort if asked.output_config else None)
     if asked.thinking is not None and asked.thinking.type in ("enabled", "disabled"):
         variables["enable_thinking"] = asked.thinking.type == "enabled"
     messages = template_messages(asked.system, asked.messages, tools)
@@ -275,7 +278,8 @@ def _error_object(error: MlxCbError, request_id: str) -> dict[str, Any]:
     if isinstance(error, PromptTooLong):
         # Claude Code reads both numbers out of this sentence and then compacts.
         message = f"prompt is too long: {error.num_tokens} tokens > {error.limit} maximum"
-    kind = _ERROR_TYPES.get(error.status, "api_error")
+    other = "api_error" if error.status >= 500 else "invalid_request_error"
+    kind = _ERROR_TYPES.get(error.status, other)
     return {
         "type": "error",
         "error": {"type": kind, "message": message},

@@ -19,18 +19,18 @@ from mlx_cb.server.answering import Answering, Dialect, Endpoint, JsonEndpoint
 from mlx_cb.server.body import decode_json
 from mlx_cb.server.dialects.answer_types import (
     DetokenizedText,
-    LlamaCompletion,
+    LlamaAnswer,
     RenderedPrompt,
     Tokens,
 )
 from mlx_cb.server.dialects.openai_messages import WireMessage, template_messages
 from mlx_cb.server.dialects.openai_wire import encode, error_answer, stream_error
 from mlx_cb.server.front import Front
-from mlx_cb.server.generate_input import GenerateInput
+from mlx_cb.server.generate_input import MOST_CHOICES, GenerateInput
+from mlx_cb.server.structured import schema_grammar, with_grammar
 from mlx_cb.server.tool_choice import ToolChoice
 from mlx_cb.text.chat_template import ChatInput
 from mlx_cb.text.events import EndReason, Finish, TextDelta
-from mlx_cb.text.fill_in_middle import FillInMiddle, find_fill_in_middle
 
 
 class InfillExtra(msgspec.Struct):
@@ -58,8 +58,14 @@ class CompletionRequest(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     min_p: float | None = None
     repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    ignore_eos: bool | None = None
     seed: int | None = None
     stop: list[str] | None = None
+    n_cmpl: int | None = None
+    json_schema: Any = None
+    grammar: str | None = None
     stream: bool | None = None
 
 
@@ -173,30 +179,26 @@ def parse_infill(body: bytes, front: Front) -> GenerateInput:
     """`POST /infill`: what belongs between a prefix and a suffix."""
     asked = decode_json(body, InfillRequest)
     extra = [(part.filename, part.text) for part in asked.input_extra or []]
-    fill = fill_in_middle(front)
+    fill = front.fill_in_middle()
     # llama.vim's `prompt` is the line before the cursor.
     prompt = _text_prompt(asked)
     prefix = asked.input_prefix + (prompt if isinstance(prompt, str) else "")
     return _given(asked, fill.prompt(prefix, asked.input_suffix, extra), front)
 
 
-def fill_in_middle(front: Front) -> FillInMiddle:
-    """The model's fill-in-the-middle form. Raises InvalidRequest when it has none."""
-    found = find_fill_in_middle(front.text.tokenizer)
-    if found is None:
-        raise InvalidRequest(
-            f"{front.served_name} has no fill-in-the-middle tokens", param="suffix"
-        )
-    return found
-
-
 def _given(asked: CompletionRequest, prompt: str | list[int], front: Front) -> GenerateInput:
+    n = 1 if asked.n_cmpl is None else asked.n_cmpl
+    if not 1 <= n <= MOST_CHOICES:
+        raise InvalidRequest(f"n_cmpl must be between 1 and {MOST_CHOICES}", param="n_cmpl")
     named = {
         "temperature": asked.temperature,
         "top_k": 0 if asked.top_k == -1 else asked.top_k,
         "top_p": asked.top_p,
         "min_p": asked.min_p,
         "repetition_penalty": asked.repeat_penalty,
+        "presence_penalty": asked.presence_penalty,
+        "frequency_penalty": asked.frequency_penalty,
+        "ignore_eos": asked.ignore_eos,
     }
     params = SamplingParams.asked(
         named,
@@ -206,16 +208,28 @@ def _given(asked: CompletionRequest, prompt: str | list[int], front: Front) -> G
     )
     return GenerateInput(
         prompts=(prompt,),
-        params=params,
+        params=with_grammar(params, _grammar(asked)),
+        n=n,
         model=front.served_name,
         stream=bool(asked.stream),
         tool_choice=ToolChoice(),
     )
 
 
-def _content(answering: Answering, text: str, finish: Finish | None) -> dict[str, Any]:
-    """llama.cpp's answer object; with `finish` it is the last or only one."""
-    made: dict[str, Any] = {"index": 0, "content": text, "stop": finish is not None}
+def _grammar(asked: CompletionRequest) -> str | None:
+    """What the answer has to follow. Raises InvalidRequest for what would not be kept."""
+    if asked.grammar:
+        raise InvalidRequest(
+            "grammar: llama.cpp's notation is not read here; send json_schema, or guided_grammar "
+            "or guided_regex to /v1/completions",
+            param="grammar",
+        )
+    return None if asked.json_schema is None else schema_grammar(asked.json_schema, "json_schema")
+
+
+def _content(answering: Answering, index: int, text: str, finish: Finish | None) -> dict[str, Any]:
+    """llama.cpp's answer object; with `finish` it is the last or only one of its choice."""
+    made: dict[str, Any] = {"index": index, "content": text, "stop": finish is not None}
     if finish is None:
         return made
     usage, generation = answering.generation.usage, answering.generation
@@ -223,7 +237,7 @@ def _content(answering: Answering, text: str, finish: Finish | None) -> dict[str
     return {
         **made,
         "model": answering.given.model,
-        "tokens_predicted": usage.completion_tokens,
+        "tokens_predicted": generation.choices[index].parser.num_tokens,
         "tokens_evaluated": usage.prompt_tokens,
         "tokens_cached": usage.cached_tokens,
         "truncated": False,
@@ -235,24 +249,29 @@ def _content(answering: Answering, text: str, finish: Finish | None) -> dict[str
 
 
 async def whole(answering: Answering) -> bytes:
-    """The complete answer."""
-    texts, finish = [], Finish(EndReason.STOP)
-    async for _, events in answering.generation.events():
+    """The complete answer; a list of them when several were asked for."""
+    choices = answering.generation.choices
+    texts: list[list[str]] = [[] for _ in choices]
+    ends = [Finish(EndReason.STOP) for _ in choices]
+    async for choice, events in answering.generation.events():
         for event in events:
             match event:
                 case TextDelta(text):
-                    texts.append(text)
+                    texts[choice.index].append(text)
                 case Finish():
-                    finish = event
-    return encode(_content(answering, "".join(texts), finish))
+                    ends[choice.index] = event
+    made = [
+        _content(answering, index, "".join(texts[index]), end) for index, end in enumerate(ends)
+    ]
+    return encode(made[0] if len(made) == 1 else made)
 
 
 async def stream(answering: Answering) -> AsyncIterator[bytes]:
-    """SSE chunks; the last one has `stop: true`."""
-    async for _, events in answering.generation.events():
+    """SSE chunks; the last one of each choice has `stop: true`."""
+    async for choice, events in answering.generation.events():
         text = "".join(event.text for event in events if isinstance(event, TextDelta))
         finish = events[-1] if isinstance(events[-1], Finish) else None
-        yield b"data: " + encode(_content(answering, text, finish)) + b"\n\n"
+        yield b"data: " + encode(_content(answering, choice.index, text, finish)) + b"\n\n"
 
 
 def _dialect(parse: Callable[[bytes, Front], GenerateInput], kind: type) -> Dialect:
@@ -263,7 +282,7 @@ def _dialect(parse: Callable[[bytes, Front], GenerateInput], kind: type) -> Dial
         error_answer,
         stream_error,
         request_type=kind,
-        answer_type=LlamaCompletion,
+        answer_type=LlamaAnswer,
     )
 
 

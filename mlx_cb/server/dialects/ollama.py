@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from mlx_cb.errors import InvalidRequest
 from mlx_cb.server.answering import Answering, Dialect, Endpoint
 from mlx_cb.server.body import decode_json
 from mlx_cb.server.dialects.answer_types import OllamaChat, OllamaGeneration
@@ -26,6 +25,7 @@ from mlx_cb.server.dialects.ollama_wire import (
     template_messages,
     timestamp,
 )
+from mlx_cb.server.effort import effort_variables
 from mlx_cb.server.front import Front
 from mlx_cb.server.generate_input import GenerateInput, PromptInput
 from mlx_cb.server.streaming import NDJSON, Whole
@@ -94,7 +94,8 @@ def parse_generate(body: bytes, front: Front) -> GenerateInput | Whole:
     asked = decode_json(body, GenerateRequest)
     refuse_images(asked.images, "generate")
     if asked.suffix:
-        raise InvalidRequest("suffix: this model has no fill-in-the-middle tokens", param="suffix")
+        gap = front.fill_in_middle().prompt(asked.prompt, asked.suffix)
+        return _given(asked, front, gap, ToolChoice())
     if not asked.prompt:
         return _loaded(asked, front, _generate_content("", "", []))
     if asked.raw:
@@ -115,6 +116,7 @@ def _given(asked: _Fields, front: Front, prompt: PromptInput, choice: ToolChoice
         model=_name(asked, front),
         stream=asked.stream,
         tool_choice=choice,
+        prompt_field="messages" if isinstance(asked, ChatRequest) else "prompt",
     )
 
 
@@ -126,7 +128,7 @@ def _name(asked: _Fields, front: Front) -> str:
 
 def _variables(think: bool | str | None) -> dict[str, Any]:
     if isinstance(think, str):
-        return {"enable_thinking": True, "reasoning_effort": think}
+        return {"enable_thinking": True, **effort_variables(think)}
     return {} if think is None else {"enable_thinking": think}
 
 

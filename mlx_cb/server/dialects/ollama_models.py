@@ -25,6 +25,8 @@ from mlx_cb.server.dialects.ollama_wire import (
 from mlx_cb.server.front import Front
 from mlx_cb.server.openapi import answers
 from mlx_cb.server.streaming import JSON, NDJSON, Whole
+from mlx_cb.text.fill_in_middle import FillInMiddle, find_fill_in_middle
+from mlx_cb.text.model_text import ModelText
 
 # The version whose API is spoken here; editors refuse versions below 0.6.4, Codex below 0.13.4.
 VERSION = "0.30.0"
@@ -98,13 +100,15 @@ async def show(body: bytes, front: Front) -> bytes:
     asked = decode_json(body, ModelRequest)
     front.resolve_name(plain_name(asked.model or asked.name))
     info, text = front.model_info, front.text
+    fill = find_fill_in_middle(text.tokenizer)
     capabilities = ["completion", "tools"] + (["thinking"] if text.reasoning else [])
+    capabilities += ["insert"] if fill else []
     if info.pooling is not None:
         capabilities = ["embedding"]
     shown = {
         "modelfile": f"FROM {front.served_name}\n",
         "parameters": f"num_ctx {info.max_model_len}",
-        "template": text.chat_template.source if text.chat_template else "{{ .Prompt }}",
+        "template": _template(text, fill),
         "details": _details(front),
         "model_info": {
             "general.architecture": info.architecture,
@@ -118,6 +122,18 @@ async def show(body: bytes, front: Front) -> bytes:
         "modified_at": timestamp(info.created),
     }
     return encode(shown)
+
+
+def _template(text: ModelText, fill: FillInMiddle | None) -> str:
+    """The chat template; before it, in Ollama's form, how the gap before a suffix is filled.
+
+    Continue looks for `.Suffix` in it before it offers to complete code.
+    """
+    shown = text.chat_template.source if text.chat_template else "{{ .Prompt }}"
+    if fill is None:
+        return shown
+    gap = fill.prompt("{{ .Prompt }}", "{{ .Suffix }}")
+    return f"{{{{- if .Suffix }}}}{gap}{{{{- end }}}}\n{shown}"
 
 
 async def pull(body: bytes, front: Front) -> Whole:

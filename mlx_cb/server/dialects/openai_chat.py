@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+from msgspec import Struct
+
 from mlx_cb.errors import InvalidRequest
 from mlx_cb.server.answering import Answering, Dialect, Endpoint
 from mlx_cb.server.body import decode_json
@@ -24,6 +26,7 @@ from mlx_cb.server.dialects.openai_wire import (
     usage_object,
     wants_usage,
 )
+from mlx_cb.server.effort import effort_variables
 from mlx_cb.server.front import Front
 from mlx_cb.server.generate_input import GenerateInput
 from mlx_cb.server.tool_choice import ToolChoice, choose_tools
@@ -41,6 +44,31 @@ from mlx_cb.text.events import (
 PATHS = ("/v1/chat/completions", "/chat/completions", "/api/v0/chat/completions")
 
 
+class NamedFunction(Struct):
+    """The function that a choice means."""
+
+    name: str | None = None
+
+
+class NamedTool(Struct):
+    """A tool by its name."""
+
+    function: NamedFunction | None = None
+
+
+class AllowedTools(Struct):
+    """`tool_choice.allowed_tools`: those of the tools that may be called now."""
+
+    mode: str = "auto"
+    tools: list[NamedTool] = []
+
+
+class WireToolChoice(NamedTool):
+    """`tool_choice`, where it is more than a word."""
+
+    allowed_tools: AllowedTools | None = None
+
+
 class ChatRequest(SamplingFields, kw_only=True):
     """The body; keys not named here are ignored."""
 
@@ -48,7 +76,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | WireToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -65,9 +93,7 @@ def parse(body: bytes, front: Front) -> GenerateInput:
     if params.max_tokens == 0:
         raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
     choice = _tool_choice(asked)
-    variables = dict(asked.chat_template_kwargs or {})
-    if asked.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", asked.reasoning_effort)
+    variables = effort_variables(asked.reasoning_effort) | (asked.chat_template_kwargs or {})
     chat = ChatInput(
         template_messages(asked.messages), choice.tools, variables, asked.continue_final_message
     )
@@ -78,20 +104,28 @@ def parse(body: bytes, front: Front) -> GenerateInput:
         model=front.resolve_name(asked.model),
         stream=bool(asked.stream),
         streams_calls=bool(asked.stream),
+        prompt_field="messages",
         tool_choice=choice,
         details={"include_usage": wants_usage(asked)},
     )
 
 
 def _tool_choice(asked: ChatRequest) -> ToolChoice:
-    wanted, name = asked.tool_choice, None
-    if wanted is None or wanted == "":
-        wanted = "auto"
-    if isinstance(wanted, dict):
-        name = (wanted.get("function") or {}).get("name")
+    wanted = asked.tool_choice or "auto"
+    name: str | None = None
+    allowed: list[str | None] | None = None
+    if isinstance(wanted, WireToolChoice) and wanted.allowed_tools is not None:
+        allowed = [_name(tool) for tool in wanted.allowed_tools.tools]
+        wanted = wanted.allowed_tools.mode
+    elif isinstance(wanted, WireToolChoice):
+        name = _name(wanted)
         wanted = "named"
     most = 1 if asked.parallel_tool_calls is False else None
-    return choose_tools(asked.tools, wanted, name, most_calls=most)
+    return choose_tools(asked.tools, wanted, name, most_calls=most, allowed=allowed)
+
+
+def _name(tool: NamedTool) -> str | None:
+    return tool.function.name if tool.function is not None else None
 
 
 async def whole(answering: Answering) -> bytes:

@@ -16,7 +16,6 @@ from mlx_cb.server.front import Front
 from mlx_cb.server.generate_input import GenerateInput, PromptInput
 from mlx_cb.server.generation import Choice
 from mlx_cb.text.events import Finish, OutputEvent, ScoredToken, TextDelta
-from mlx_cb.text.fill_in_middle import find_fill_in_middle
 from mlx_cb.text.output_parser import scored_token
 from mlx_cb.text.tokenizer import Tokenizer
 
@@ -62,14 +61,9 @@ def parse(body: bytes, front: Front) -> GenerateInput:
 
 def _around(prompt: PromptInput, suffix: str, front: Front) -> str:
     """The prompt for what belongs between prompt and suffix. Raises InvalidRequest."""
-    fill = find_fill_in_middle(front.text.tokenizer)
-    if fill is None or not isinstance(prompt, str):
-        raise InvalidRequest(
-            f"suffix: {front.served_name} has no fill-in-the-middle tokens, or the prompt is not "
-            f"a text",
-            param="suffix",
-        )
-    return fill.prompt(prompt, suffix)
+    if not isinstance(prompt, str):
+        raise InvalidRequest("suffix needs a prompt that is a text", param="suffix")
+    return front.fill_in_middle().prompt(prompt, suffix)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,13 @@ from mlx_cb.server.body import decode_json
 from mlx_cb.server.dialects.answer_types import Response
 from mlx_cb.server.dialects.openai_wire import encode, error_answer
 from mlx_cb.server.dialects.responses_events import ItemEvents
-from mlx_cb.server.dialects.responses_wire import Item, known_tools, template_messages
+from mlx_cb.server.dialects.responses_wire import (
+    Item,
+    flat_name,
+    known_tools,
+    template_messages,
+)
+from mlx_cb.server.effort import effort_variables
 from mlx_cb.server.front import Front
 from mlx_cb.server.generate_input import GenerateInput
 from mlx_cb.server.generation import Usage
@@ -47,6 +53,21 @@ class Text(msgspec.Struct):
     format: dict[str, Any] | None = None
 
 
+class NamedTool(msgspec.Struct, omit_defaults=True):
+    """A tool by its name."""
+
+    type: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+
+
+class WireToolChoice(NamedTool, omit_defaults=True):
+    """`tool_choice`, where it is more than a word."""
+
+    mode: str | None = None
+    tools: list[NamedTool] | None = None
+
+
 class ResponsesRequest(msgspec.Struct, kw_only=True):
     """The body; keys not named here are ignored."""
 
@@ -54,7 +75,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | WireToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: Text | None = None
@@ -106,9 +127,7 @@ class Responses:
         items = self._items(asked)
         tools = known_tools(asked.tools or [], items)
         choice = _tool_choice(asked, [tool.function for tool in tools.values()])
-        variables = {}
-        if asked.reasoning is not None and asked.reasoning.effort:
-            variables["reasoning_effort"] = asked.reasoning.effort
+        variables = effort_variables(asked.reasoning.effort if asked.reasoning else None)
         messages = template_messages(asked.instructions, items)
         if not messages:
             raise InvalidRequest("input must hold at least one message", param="input")
@@ -118,6 +137,7 @@ class Responses:
             model=front.resolve_name(asked.model),
             stream=bool(asked.stream),
             streams_calls=bool(asked.stream),
+            prompt_field="input",
             tool_choice=choice,
             details={"asked": asked, "items": items, "tools": tools},
         )
@@ -189,15 +209,21 @@ def _params(asked: ResponsesRequest) -> SamplingParams:
 
 
 def _tool_choice(asked: ResponsesRequest, functions: list[dict[str, Any]]) -> ToolChoice:
-    wanted: Any = asked.tool_choice or "auto"
-    name = None
-    if isinstance(wanted, dict) and wanted.get("type") == "allowed_tools":
-        wanted = wanted.get("mode", "auto")
-    elif isinstance(wanted, dict):
-        name = wanted.get("name")
+    wanted = asked.tool_choice or "auto"
+    name: str | None = None
+    allowed: list[str | None] | None = None
+    if isinstance(wanted, WireToolChoice) and wanted.type == "allowed_tools":
+        allowed = [_flat_name(tool) for tool in wanted.tools or []]
+        wanted = wanted.mode or "auto"
+    elif isinstance(wanted, WireToolChoice):
+        name = _flat_name(wanted)
         wanted = "named"
     most = 1 if asked.parallel_tool_calls is False else None
-    return choose_tools(functions, wanted, name, most_calls=most)
+    return choose_tools(functions, wanted, name, most_calls=most, allowed=allowed)
+
+
+def _flat_name(tool: NamedTool) -> str | None:
+    return None if tool.name is None else flat_name(tool.name, tool.namespace)
 
 
 def _response(
@@ -231,7 +257,7 @@ def _response(
 def _usage(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,

@@ -5,6 +5,7 @@ Owns the order of events and the numbers in them. Knows nothing about requests.
 
 from __future__ import annotations
 
+import json
 import secrets
 from dataclasses import dataclass, field
 from typing import Any
@@ -127,10 +128,12 @@ class ItemEvents:
         item = self._open
         if item is None:
             return b""
-        made = self._custom_input(item) if item["type"] == "custom_tool_call" else b""
+        is_custom = item["type"] == "custom_tool_call"
+        is_whole = _is_json(self._custom if is_custom else item.get("arguments", "{}"))
+        made = self._custom_input(item) if is_custom else b""
         made += b"".join(self.frame(name, {**self._place, **more}) for name, more in _done(item))
         if "status" in item:
-            item["status"] = "completed"
+            item["status"] = "completed" if is_whole else "incomplete"
         made += self.frame(
             "response.output_item.done", {"output_index": len(self.output), "item": item}
         )
@@ -146,6 +149,15 @@ class ItemEvents:
         item["input"] = text if isinstance(text, str) else arguments
         place = {**self._place, "delta": item["input"]}
         return self.frame("response.custom_tool_call_input.delta", place)
+
+
+def _is_json(arguments: str) -> bool:
+    """False for a call that was cut off, or whose arguments stopped being JSON."""
+    try:
+        json.loads(arguments)
+    except ValueError:
+        return False
+    return True
 
 
 def _done(item: Item) -> list[tuple[str, dict[str, Any]]]:

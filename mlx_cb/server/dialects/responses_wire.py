@@ -52,7 +52,7 @@ def known_tools(tools: list[Item], items: list[Item]) -> dict[str, KnownTool]:
     given = list(tools)
     for item in items:
         if item.get("type") == "additional_tools":
-            given += [tool for tool in item.get("tools") or [] if isinstance(tool, dict)]
+            given += _objects(item.get("tools"))
     found: dict[str, KnownTool] = {}
     for tool in given:
         for known in _known(tool, None):
@@ -63,15 +63,15 @@ def known_tools(tools: list[Item], items: list[Item]) -> dict[str, KnownTool]:
 def _known(tool: Item, namespace: str | None) -> list[KnownTool]:
     kind, name = tool.get("type"), tool.get("name")
     if kind == "namespace":
-        inner = [part for part in tool.get("tools") or [] if isinstance(part, dict)]
-        return [known for part in inner for known in _known(part, name)]
+        return [known for part in _objects(tool.get("tools")) for known in _known(part, name)]
     if kind not in ("function", "custom") or not isinstance(name, str) or not name:
         _log.debug("a tool of type %r is left out", kind)
         return []
-    description = tool.get("description") or ""
+    description = str(tool.get("description") or "")
     parameters = tool.get("parameters") or {"type": "object", "properties": {}}
     if kind == "custom":
-        grammar = (tool.get("format") or {}).get("definition")
+        form = tool.get("format")
+        grammar = form.get("definition") if isinstance(form, dict) else None
         if grammar:
             description += f"\n\nThe input has to follow this grammar:\n{grammar}"
         parameters = {
@@ -105,7 +105,7 @@ class _Folding:
         self._reasoning: list[str] = []
 
     def add(self, item: Item, where: str) -> None:
-        kind = item.get("type") or ("message" if "role" in item else None)
+        kind = _kind(item) or ("message" if "role" in item else "")
         if kind == "message":
             self._add_message(item, where)
         elif kind == "reasoning":
@@ -142,9 +142,20 @@ class _Folding:
         return turn
 
 
+def _kind(item: Item) -> str:
+    """What an item or a part is; "" when it does not say so in words."""
+    kind = item.get("type")
+    return kind if isinstance(kind, str) else ""
+
+
+def _objects(value: Any) -> list[Item]:
+    """The objects of a list; [] for anything else."""
+    return [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
+
+
 def _reasoning_text(item: Item) -> str:
-    parts = item.get("content") or item.get("summary") or []
-    return "\n".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
+    parts = _objects(item.get("content")) or _objects(item.get("summary"))
+    return "\n".join(str(part.get("text") or "") for part in parts)
 
 
 def _content(content: Any, where: str) -> str:
@@ -154,7 +165,7 @@ def _content(content: Any, where: str) -> str:
         raise InvalidRequest(f"{where}.content must be a text or a list", param=f"{where}.content")
     texts = []
     for number, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
+        kind = _kind(part) if isinstance(part, dict) else ""
         if kind not in _TEXT_PARTS:
             place = f"{where}.content[{number}]"
             raise InvalidRequest(
@@ -172,9 +183,8 @@ def _output(item: Item) -> str:
     if not isinstance(output, list):
         return "" if output is None else json.dumps(output, ensure_ascii=False)
     texts = [
-        str(part.get("text") or "") if part.get("type") in _TEXT_PARTS else f"[{part.get('type')}]"
-        for part in output
-        if isinstance(part, dict)
+        str(part.get("text") or "") if _kind(part) in _TEXT_PARTS else f"[{_kind(part)}]"
+        for part in _objects(output)
     ]
     return "\n".join(texts)
 
