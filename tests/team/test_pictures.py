@@ -124,7 +124,7 @@ def test_pictures_of_the_document(demo: Server, team: Team) -> None:
 
 
 def _chat(page: Any, url: str) -> None:
-    """A conversation, wide while its answer is being written, and on a phone once it has ended."""
+    """A conversation while its answer is being written, and how one begins on a phone."""
     page.set_viewport_size({"width": 1180, "height": 760})
     page.goto(url + "/")
     for question in ("What is a glacier?", "And how does it move? Answer in a list."):
@@ -139,8 +139,9 @@ def _chat(page: Any, url: str) -> None:
             keep(page, "chat")
             page.get_by_role("button", name="Stop the answer").click()
         page.locator("article.answer:not([data-state=running])").last.wait_for(timeout=120_000)
-    page.set_viewport_size({"width": 390, "height": 760})
-    page.get_by_text("tokens/s").last.wait_for()
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(url + "/")
+    page.get_by_role("button", name="Find ideas").wait_for()
     keep(page, "chat-phone")
 
 

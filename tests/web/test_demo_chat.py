@@ -79,6 +79,7 @@ def test_three_people_and_the_demo_model(
     carol = come_in("carol", viewport=NARROW)
     picture(alice, "demo-welcome")
     picture(carol, "demo-welcome-phone")
+    settings(carol, Temperature="0", Maximum_tokens="40")
     send(carol, "Say hello.")  # how long an answer takes is known once one has ended
     ended(carol)
     for page in (alice, bob):
