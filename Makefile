@@ -30,4 +30,4 @@ check: .venv/dev  ## Run ruff, mypy and the architecture test
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
 
 bench: .venv/dev  ## Measure against mlx_lm.server in one interleaved run, with the gates of our goals
-	$(BIN)/mlx-cb bench suite
+	$(BIN)/mlx-cb bench suite --json artifacts/bench.json --html artifacts/bench.html

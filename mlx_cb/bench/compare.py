@@ -158,21 +158,33 @@ async def journal(server: RunningServer, run: Run) -> list[dict[str, float]]:
     content = msgspec.json.decode(answer.body)
     steps = content.get("steps", []) if isinstance(content, dict) else content
     # A step that is still running has no measured time yet.
-    finished = (s for s in steps if s["started"] >= run.began and s["seconds"] is not None)
+    finished = [s for s in steps if s["started"] >= run.began and s["seconds"] is not None]
     return [
-        {name: step[name] for name in _STEP_FIELDS if name in step} | _attention(step)
-        for step in finished
+        {name: step[name] for name in _STEP_FIELDS if name in step} | _attention(step, samples)
+        for step, samples in zip(finished, _last_chunks(finished), strict=True)
     ]
 
 
-def _attention(step: dict[str, Any]) -> dict[str, float]:
-    """What the chunks of a step attend to: the journal's list of them in three numbers, as
-    `sim.cost.PassShape` has them."""
+def _last_chunks(steps: Sequence[dict[str, Any]]) -> list[int]:
+    """How many chunks of each step were the last of their prompts: those chose a token."""
+    continued: set[str] = set()
+    counts = []
+    for step in reversed(steps):
+        ids = {chunk["request_id"] for chunk in step.get("prefills", ())}
+        counts.append(len(ids - continued))
+        continued |= ids
+    return counts[::-1]
+
+
+def _attention(step: dict[str, Any], samples: int) -> dict[str, float]:
+    """What the chunks of a step attend to, and how many chose a token: the journal's list of them
+    in four numbers, as `sim.cost.PassShape` has them."""
     if "prefills" not in step:
         return {}
     chunks = [(chunk["start"], chunk["num_tokens"]) for chunk in step["prefills"]]
     return {
         "chunks": len(chunks),
+        "samples": samples,
         "pairs": sum(count * (start + count / 2) for start, count in chunks),
         "scores": sum(count * (start + count) for start, count in chunks),
     }

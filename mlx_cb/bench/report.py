@@ -94,7 +94,8 @@ def measured(report: Report) -> dict[str, Measured]:
 
 
 def write_json(report: Report, path: Path) -> None:
-    """Write the report."""
+    """Write the report; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
 
 

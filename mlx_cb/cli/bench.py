@@ -312,6 +312,7 @@ def _finish(
     if json_file:
         write_json(report, json_file)
     if html_file:
+        html_file.parent.mkdir(parents=True, exist_ok=True)
         html_file.write_text(html.render(report))
     for gate in report["gates"]:
         if not gate["passed"]:

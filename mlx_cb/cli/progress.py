@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from rich.console import Console
@@ -22,10 +23,12 @@ def progress(console: Console) -> Progress:
 def announcer(bar: Progress) -> Callable[[str, int, int], None]:
     """A line that names what is being done; hears of each run before it begins."""
     line = bar.add_task("starting", total=None)
+    began = time.monotonic()
 
     def announce(name: str, number: int, total: int) -> None:
         bar.update(line, description=name, completed=number - 1, total=total)
         if not bar.console.is_terminal:  # a bar shows nothing in a file or a pipe
-            bar.console.print(f"{number} of {total}: {name}")
+            minutes = (time.monotonic() - began) / 60
+            bar.console.print(f"{number} of {total}: {name} (after {minutes:.1f} min)")
 
     return announce

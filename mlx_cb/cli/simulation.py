@@ -165,7 +165,7 @@ def _sizing(console: Console, options: Options) -> None:
 def _validate(console: Console, options: Options, file: Path) -> None:
     import msgspec
 
-    from mlx_cb.bench.sim.measured import SHIPPED, read_description
+    from mlx_cb.bench.sim.measured import SHIPPED, description_of, read_description
     from mlx_cb.bench.sim.validate import validate
 
     try:
@@ -174,7 +174,10 @@ def _validate(console: Console, options: Options, file: Path) -> None:
         raise InvalidRequest(f"{file} is not a report: {error}") from error
     if not isinstance(report, dict) or "runs" not in report:
         raise InvalidRequest(f"{file} is not a report of mlx-cb bench")
-    description = read_description(options.machine or SHIPPED)
+    if "description" in report and options.machine is None:
+        description = description_of(report["description"], str(file))
+    else:
+        description = read_description(options.machine or SHIPPED)
     found = validate(report, description.substrate(), fitted_on=description.made, skip=options.skip)
     _conclude(console, found, options)
 
@@ -184,28 +187,26 @@ def _validate_here(console: Console, options: Options) -> None:
     from mlx_cb.bench.report import write_json
     from mlx_cb.bench.servers import float32_copy
     from mlx_cb.bench.sim.here import Settings, measure_here
-    from mlx_cb.bench.sim.measured import SHIPPED, write_description
+    from mlx_cb.bench.sim.measured import SHIPPED, description_of, write_description
     from mlx_cb.bench.sim.validate import keep, validate
     from mlx_cb.config import ModelConfig
     from mlx_cb.model.resolve import cache_dir, resolve
 
     folder = float32_copy(resolve(ModelConfig(model="demo")), cache_dir() / "bench")
-    rounds = max(2, options.rounds)
-    with console.status("probe") as status:
-        settings = Settings(
-            Policy(options.allow_load), options.seed, rounds, announce=status.update
-        )
-        measured = asyncio.run(measure_here("demo", folder, settings))
-    description = measured.description
-    console.print(measured.report["verdict"]["text"])
-    if options.json_file:
-        write_json(measured.report, options.json_file)
-    found = validate(
-        measured.report,
-        description.substrate(),
-        fitted_on=description.made,
-        evidence=measured.evidence,
-    )
+
+    def kept(report: dict[str, Any]) -> None:
+        if options.json_file:
+            write_json(report, options.json_file)
+
+    def announce(what: str) -> None:
+        console.print(f"measuring: {what}")
+
+    policy = Policy(options.allow_load)
+    settings = Settings(policy, options.seed, options.rounds, announce=announce, keep=kept)
+    report = asyncio.run(measure_here("demo", folder, settings))
+    description = description_of(report["description"], "the probe")
+    console.print(report["verdict"]["text"])
+    found = validate(report, description.substrate(), fitted_on=description.made)
     if options.keep:
         write_description(description, SHIPPED)
         keep(found)

@@ -15,16 +15,24 @@ from mlx_cb.standing import EQUAL, Standing
 
 SHORT = 32  # missing tokens up to which a request counts as short: one quantum of prefill
 HEAD_START = 20.0  # seconds of waiting that a short request is ahead of its user's others
+AGING = 0.5  # seconds of prefill that a second of waiting is worth
 BATCH_FLOOR = 0.05  # part of the machine that work nobody waits for gets in any case
 BEHIND = 1.0  # weighted seconds behind all others from which a user's share of places is no limit
+CREDIT = 1.0  # weighted seconds that somebody who was away may be behind those who were not
 MOST_OWED = 1.0  # seconds that either class may be behind or ahead of the floor
 
 
 @dataclass(slots=True)
 class _Member:
-    """A user with unfinished requests: how many of each rank, and what the newest was worth."""
+    """A user with unfinished requests: how many of each rank, and what the newest was worth.
+
+    `credit` is what the user was given on joining; `fed` when the user had rows last, on the clock
+    of all charged seconds.
+    """
 
     standing: Standing
+    credit: float
+    fed: float
     ranks: Counter[int] = field(default_factory=Counter)
 
     @property
@@ -37,9 +45,11 @@ class Fair:
     """Requests join at every step; between users, whoever was served least goes first.
 
     Each user has a counter of measured machine seconds, divided by the user's weight. A user who
-    comes back starts at the least counter of those who are active: idleness is not saved up.
+    comes back starts at the least counter of those who are active, less `CREDIT` for a turn to
+    begin with: idleness is not saved up. There is no credit while the least served waits.
     Inside a user the fewest missing tokens go first (those in the prefix cache are not missing),
-    and each second of waiting counts as `aging` tokens less, so that no long prompt is starved; a
+    and each second of waiting counts as `aging` seconds of prefill less, so that no long prompt is
+    starved: others pass it for as long as it takes itself, divided by `aging`; a
     short remainder (an editor's completion, a second turn) has a head start over its user's others.
     A higher rank goes after every lower one, but when it had less than `BATCH_FLOOR` of the
     machine it goes first.
@@ -47,17 +57,18 @@ class Fair:
 
     pads_finished = False
 
-    def __init__(self, aging: float = 50.0) -> None:
+    def __init__(self, aging: float = AGING) -> None:
         self.aging = aging
         self.served: dict[str, float] = {}
         self._members: dict[str, _Member] = {}
         self._weights: dict[int, float] = {}  # sums over the members, by their rank
         self._num_batch = 0
+        self._charged = 0.0  # seconds, to all
         self._owed = 0.0  # seconds that the batch class is behind its floor
 
-    def order(self, candidates: Iterable[Request], now: float) -> list[Request]:
+    def order(self, candidates: Iterable[Request], now: float, rows_per_s: float) -> list[Request]:
         """By rank, the users' counters, then by missing tokens less aging; see Policy."""
-        served, aging = self.served, self.aging
+        served, aging = self.served, self.aging * rows_per_s
         sign = -1 if self._owed > 0 else 1
 
         def entitlement(request: Request) -> tuple[float, ...]:
@@ -103,13 +114,23 @@ class Fair:
         """Lift the counter of a user who was away; see Policy."""
         member = self._members.get(user)
         if member is None:
-            least = min((self.served[name] for name in self._members), default=0.0)
-            self.served[user] = max(self.served.get(user, 0.0), least)
-            member = self._members[user] = _Member(standing)
+            member = self._members[user] = self._newcomer(user, standing)
         member.standing = standing
         member.ranks[standing.rank] += 1
         self._num_batch += standing.rank > 0
         self._weigh()
+
+    def _newcomer(self, user: str, standing: Standing) -> _Member:
+        level, fed = min(
+            (
+                (self.served[name] + other.credit, other.fed)
+                for name, other in self._members.items()
+            ),
+            default=(0.0, self._charged),
+        )
+        credit = CREDIT if self._members and self._charged - fed < CREDIT else 0.0
+        self.served[user] = max(self.served.get(user, 0.0), level - credit)
+        return _Member(standing, credit, self._charged)
 
     def leave(self, user: str, standing: Standing) -> None:
         """One request less; see Policy."""
@@ -132,6 +153,9 @@ class Fair:
         """Add to the user's counter, and to what the batch class is owed; see Policy."""
         member = self._members.get(user)
         weight = EQUAL.weight if member is None else member.standing.weight
+        self._charged += seconds
+        if member is not None:
+            member.fed = self._charged
         self.served[user] = self.served.get(user, 0.0) + seconds / weight
         if not self._num_batch:
             self._owed = 0.0

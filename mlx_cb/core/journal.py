@@ -89,6 +89,10 @@ class Journal:
         while len(self._finished) > self._max_requests:
             del self._finished[next(iter(self._finished))]
 
+    def stories(self) -> list[dict[str, Any]]:
+        """All stories that are kept, oldest first."""
+        return list(self._finished.values())
+
     def story(self, request_id: str) -> dict[str, Any] | None:
         """Story of a finished request, None when unknown or forgotten."""
         return self._finished.get(request_id)

@@ -19,8 +19,11 @@ class Policy(Protocol):
     #: Finished requests keep their row until the whole batch has ended.
     pads_finished: bool
 
-    def order(self, candidates: Iterable[Request], now: float) -> list[Request]:
-        """Candidates (half-prefilled, preempted and new), most entitled first."""
+    def order(self, candidates: Iterable[Request], now: float, rows_per_s: float) -> list[Request]:
+        """Candidates (half-prefilled, preempted and new), most entitled first.
+
+        `rows_per_s` is how fast the machine prefills.
+        """
         ...
 
     def may_admit(self, num_running: int) -> bool:
@@ -53,7 +56,7 @@ class FirstComeFirstServed:
 
     pads_finished = False
 
-    def order(self, candidates: Iterable[Request], now: float) -> list[Request]:
+    def order(self, candidates: Iterable[Request], now: float, rows_per_s: float) -> list[Request]:
         """By arrival; see Policy."""
         return sorted(candidates, key=lambda request: request.arrival_time)
 
@@ -89,7 +92,7 @@ class Priority(FirstComeFirstServed):
     def __init__(self, patience: float = 30.0) -> None:
         self.patience = patience
 
-    def order(self, candidates: Iterable[Request], now: float) -> list[Request]:
+    def order(self, candidates: Iterable[Request], now: float, rows_per_s: float) -> list[Request]:
         """By class less patience, weight and arrival; see Policy."""
         return sorted(
             candidates,

@@ -32,6 +32,7 @@ class Request:
 
     Attributes:
         max_output_tokens: resolved limit (params, context, pool), at least what params allow.
+        max_num_tokens: prompt and that.
         seed: of the request's random numbers; drawn when the client sent none.
         waiting_for, waits: what it waits for now, and for how many steps it waited for what.
         is_plain_greedy: the next token is the arg max of the model's own logits.
@@ -65,6 +66,7 @@ class Request:
     num_resident_tokens: int = 0
     account: tuple[str, int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
+    max_num_tokens: int = field(init=False)
     status: RequestStatus = RequestStatus.WAITING
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
@@ -92,6 +94,7 @@ class Request:
     def __post_init__(self) -> None:
         self.account = (self.user, self.standing.rank)
         self.num_prompt_tokens = len(self.token_ids)
+        self.max_num_tokens = self.num_prompt_tokens + self.max_output_tokens
         eos = frozenset() if self.params.ignore_eos else self.eos_token_ids
         self.stop_token_ids = eos | frozenset(self.params.stop_token_ids)
         self.is_plain_greedy = self.params.is_plain_greedy
@@ -118,13 +121,12 @@ class Request:
         if token_id in self.stop_token_ids:
             return FinishReason.STOP
         self.token_ids.append(token_id)
-        is_full = self.num_output_tokens >= self.max_output_tokens
-        return FinishReason.LENGTH if is_full else None
+        return FinishReason.LENGTH if len(self.token_ids) >= self.max_num_tokens else None
 
     @property
     def awaits_last_token(self) -> bool:
         """True when every token it may generate is read or in flight: no further row is needed."""
-        return self.num_output_tokens + self.num_in_flight >= self.max_output_tokens
+        return len(self.token_ids) + self.num_in_flight >= self.max_num_tokens
 
     def delta(
         self, token: SampledToken, kept: list[int], reason: FinishReason | None

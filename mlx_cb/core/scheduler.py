@@ -228,8 +228,8 @@ class Scheduler:
                     break
             return []
         ready = [request for request in self.waiting.values() if request.num_in_flight == 0]
-        ordered = self.policy.order((*self.prefilling, *ready), plan.record.started)
-        return self.entrance.arrange(ordered)
+        wanting, rows_per_s = (*self.prefilling, *ready), 1 / self.cost_model.per_row
+        return self.entrance.arrange(self.policy.order(wanting, plan.record.started, rows_per_s))
 
     def _admit(self, plan: SchedulerOutput, request: Request) -> bool:
         headroom = len(self.decoding) + sum(

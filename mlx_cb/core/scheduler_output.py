@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mlx_cb.core.block_pool import BlockPool
@@ -87,10 +86,9 @@ class SchedulerOutput:
             request.num_computed_tokens -= 1
             request.num_in_flight -= 1
 
-    def sampling(self) -> Iterator[Request]:
+    def sampling(self) -> list[Request]:
         """Requests that get a token from this step, in the order of the logit rows."""
-        yield from self.decodes
-        yield from (chunk.request for chunk in self.prefills if chunk.samples)
+        return [*self.decodes, *(chunk.request for chunk in self.prefills if chunk.samples)]
 
     def copy_promised(self, request: Request, index: int) -> None:
         """A request's block `index` begins with what another block holds, if that was promised."""
@@ -127,8 +125,9 @@ class SchedulerOutput:
         per_context = cost_model.per_context
         costs: dict[tuple[str, int], float] = {}
         for request in self.decodes:
-            cost = per_row + per_context * request.num_tokens
-            costs[request.account] = costs.get(request.account, 0.0) + cost
+            account = request.account
+            cost = per_row + per_context * len(request.token_ids)
+            costs[account] = costs.get(account, 0.0) + cost
         for chunk in self.prefills:
             cost = per_row * chunk.num_tokens + per_context * (chunk.start + chunk.num_tokens)
             account = chunk.request.account

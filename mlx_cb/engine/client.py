@@ -149,7 +149,7 @@ class AsyncEngine:
             )
         if request_id in self._streams:
             raise errors.InvalidRequest(f"request {request_id} is running already")
-        self._admission.check(user, standing)
+        self._admission.check(user, standing, len(prompt_ids))
         stream = self._streams[request_id] = OutputStream()
         self._users[request_id] = user
         self._admission.queue(request_id, len(prompt_ids), user, standing)
@@ -320,10 +320,9 @@ class AsyncEngine:
 
     def _take(self, message: FromWorker) -> None:
         match message:
-            case StepOutputs(outputs, prefill_tokens, seconds):
-                self._admission.observe(prefill_tokens, seconds)
-                for output in outputs:
-                    self._admission.start(output.request_id, self._last_frame)
+            case StepOutputs():
+                self._admission.saw(message, self._last_frame)
+                for output in message.outputs:
                     stream = self._streams.get(output.request_id)
                     if stream is not None:
                         stream.put(output)

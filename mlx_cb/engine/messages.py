@@ -78,12 +78,15 @@ class LoadFailed(msgspec.Struct, tag=True):
 class StepOutputs(msgspec.Struct, tag=True):
     """What one step added to all requests; empty for a step that only prefilled.
 
-    `prefill_tokens` were computed by the newest measured step, in `seconds`.
+    The newest measured step took `seconds` and computed `prefill_tokens`, whose requests have
+    `computed` so much of their prompts now. `cached` is what newcomers had in the prefix cache.
     """
 
     outputs: list[RequestOutput]
     prefill_tokens: int = 0
     seconds: float = 0.0
+    computed: dict[str, int] = {}
+    cached: dict[str, int] = {}
 
 
 class Refused(msgspec.Struct, tag=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+
+import msgspec
 
 from mlx_cb.core.outputs import RequestOutput
 from mlx_cb.errors import MlxCbError
@@ -50,7 +51,7 @@ def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
     logprobs = None
     if first.logprobs is not None or second.logprobs is not None:
         logprobs = (first.logprobs or []) + (second.logprobs or [])
-    return replace(
+    return msgspec.structs.replace(
         second,
         token_ids=first.token_ids + second.token_ids,
         logprobs=logprobs,

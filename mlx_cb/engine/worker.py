@@ -46,6 +46,7 @@ class Worker:
     def __init__(self, channel: WorkerChannel) -> None:
         self._channel = channel
         self._stopping = False
+        self._cached: dict[str, int] = {}  # of newcomers, for the next frame
 
     def run(self) -> None:
         """Load, report, step until told to stop or the front is gone."""
@@ -79,12 +80,17 @@ class Worker:
             if not (messages or self._core.has_work):
                 idle_memory.rest()
             if self._core.has_work:
-                outputs = self._core.step()
-                record = self._core.last_measured
-                tokens, seconds = 0, 0.0
-                if record is not None:
-                    tokens, seconds = record.rows_prefill, record.seconds or 0.0
-                self._channel.send(StepOutputs(outputs, tokens, seconds))
+                self._step()
+
+    def _step(self) -> None:
+        """One step, and its frame."""
+        frame = StepOutputs(self._core.step())
+        record = self._core.last_measured
+        if record is not None:
+            frame.prefill_tokens, frame.seconds = record.rows_prefill, record.seconds or 0.0
+            frame.computed = {c.request_id: c.start + c.num_tokens for c in record.prefills}
+        frame.cached, self._cached = self._cached, {}
+        self._channel.send(frame)
 
     def _wait_s(self, idle_memory: IdleMemory) -> float | None:
         """Seconds to wait for messages; None for ever."""
@@ -111,7 +117,7 @@ class Worker:
 
     def _add(self, message: Add) -> None:
         try:
-            self._core.add(
+            request = self._core.add(
                 message.request_id,
                 message.prompt_ids,
                 message.params,
@@ -129,6 +135,9 @@ class Worker:
                     error.retry_after,
                 )
             )
+            return
+        if request.num_resident_tokens:
+            self._cached[request.request_id] = request.num_resident_tokens
 
     def _answer(self, topic: str, argument: Any) -> Any:
         scheduler = self._core.scheduler

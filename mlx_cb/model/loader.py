@@ -22,6 +22,7 @@ from mlx_cb.model.checkpoint import (
 )
 from mlx_cb.model.pooling import as_generating, pooling_of
 from mlx_cb.model.resolve import resolve
+from mlx_cb.model.weight_layout import lay_out_for_blas
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 MAX_MEMORY_SHARE = 0.7  # of what is available, for the weights
@@ -55,6 +56,8 @@ def load(config: ModelConfig) -> LoadedModel:
     """Load a model. Raises ModelNotFound, UnsupportedModel or OutOfMemory in one sentence."""
     opened = open_model(config)
     check_memory(opened.path.name, opened.weights_bytes)
+    if mx.default_device().type == mx.DeviceType.cpu:
+        lay_out_for_blas(opened.model)
     try:
         mx.eval(opened.model.parameters())
     except (ValueError, RuntimeError, OSError) as error:

@@ -33,6 +33,7 @@ from mlx_cb.model.loader import LoadedModel
 from mlx_cb.model.metal_sampler import MetalSampler
 from mlx_cb.model.probe import make_forward
 from mlx_cb.model.sampler import SampleRow
+from mlx_cb.model.shared_rotation import share_rotation
 from mlx_cb.model.small_matmul import bind_small_matmul
 from mlx_cb.model.window_places import WindowPlaces
 
@@ -102,6 +103,8 @@ class ModelRunner:
         self._window_places = WindowPlaces(self.storage)
         self.forward = make_forward(model, spec, self.storage, self.backend)
         self._on_cpu = mx.default_device().type == mx.DeviceType.cpu
+        if self._on_cpu:
+            share_rotation(model)
         self._choose_on_device = sampler.choose_on_device
         if runs_on_metal():
             self._choose_on_device = MetalSampler(launch_metal).choose
@@ -154,7 +157,7 @@ class ModelRunner:
             )
         unread = previous.unread() if previous is not None else None
         batch = ForwardBatch.build(plan, self.storage.block_size, unread)
-        requests = list(plan.sampling())
+        requests = plan.sampling()
         all_plain = all(request.is_plain_greedy for request in requests)
         rows = [] if all_plain else [SampleRow(r, r.num_computed_tokens) for r in requests]
         self.forward.states.sweep()

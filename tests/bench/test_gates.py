@@ -156,3 +156,10 @@ class TestMemoryFile(TestShippedFile):
 
     def test_every_goal_of_the_issue_is_there(self):
         assert {gate.goal for gate in self.file.gate} == {"G8", "G9", "G14", "G21"}
+
+
+class TestFairFile(TestShippedFile):
+    file = read_gates(SHIPPED.with_name("gates_fair.toml"))
+
+    def test_every_goal_of_the_issue_is_there(self):
+        assert {gate.goal for gate in self.file.gate} == {"G16", "G18", "G19"}

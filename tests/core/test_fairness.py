@@ -1,6 +1,6 @@
 """Between users, between classes, inside one user: on a simulated machine and its own clock.
 
-Scheduling and fairness kinds of reference/cases.md: C091, C092, C093; goal G16.
+Scheduling and fairness kinds of reference/cases.md: C091, C092, C093, C094; goal G16.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_cb.core.fair import BATCH_FLOOR
+from mlx_cb.core.fair import BATCH_FLOOR, CREDIT, Fair
+from mlx_cb.core.policies import POLICIES
 from mlx_cb.standing import EQUAL, Standing
-from tests.core.machine import Machine, jain, percentile
+from tests.core.machine import PER_ROW, Machine, jain, percentile
 
 BATCH = Standing(rank=1)
-POLICIES = ["continuous", "priority", "fcfs", "static"]
 
 
 @dataclass
@@ -189,7 +189,7 @@ def test_a_second_turn_goes_first_in_its_users_turn_but_not_for_ever() -> None:
     old = machine.add("ann", 4000, 1)
     machine.now += 200.0
     new = machine.add("ann", 10, 1)
-    assert machine.scheduler.policy.order([new, old], machine.now)[0] is old
+    assert machine.scheduler.policy.order([new, old], machine.now, 300.0)[0] is old
 
 
 def test_a_users_cap_on_running_requests() -> None:
@@ -202,6 +202,51 @@ def test_a_users_cap_on_running_requests() -> None:
     assert sorted(running) == ["ann", "ann", "bob"]
     reasons = {r.waiting_for for r in machine.scheduler.waiting.values()}
     assert reasons == {"user's limit"}
+
+
+def test_c094_requests_of_clients_that_left_never_start() -> None:
+    machine = Machine.make(max_num_seqs=4)
+    everyone = [machine.add(f"user{number % 7}", 30, 4) for number in range(300)]
+    machine.run(2.0)
+    waiting = list(machine.scheduler.waiting)
+    assert len(waiting) > 250
+    left = set(waiting[::2])
+    for request_id in left:
+        machine.scheduler.abort(request_id)
+    while machine.scheduler.requests:
+        machine.step()
+    admitted = {name for record in machine.scheduler.journal.records for name in record.admitted}
+    assert admitted == {request.request_id for request in everyone} - left
+    assert not left & set(machine.first_token)
+
+
+def test_a_long_prompt_is_passed_by_others_only_for_about_as_long_as_it_takes_itself() -> None:
+    """However many short ones come after it; its wait does not grow with what they are."""
+    machine = Machine.make()
+    machine.run(20.0, Backlog({"ann": (40, 4)}, depth=3))
+    long = machine.add("ann", 1500, 1)
+    asked = machine.now
+    alone = 1500 * PER_ROW
+    while long.request_id not in machine.first_token:
+        if machine.waiting_of("ann") < 12:
+            machine.add("ann", 40, 4)
+        machine.step()
+    assert machine.now - asked < 5 * alone, "itself once, as long for others, and their decodes"
+
+
+def test_who_comes_back_begins_with_a_turn_but_not_before_those_who_never_had_one() -> None:
+    fair = Fair()
+    fair.join("hog", EQUAL)
+    fair.charge("hog", 0, 50.0)
+    fair.join("ann", EQUAL)
+    assert fair.served["ann"] == 50.0 - CREDIT
+    # No stairs: who comes next does not go before her.
+    fair.join("bob", EQUAL)
+    assert fair.served["bob"] == 50.0 - CREDIT
+    # The hog is served for so long that ann and bob clearly wait.
+    fair.charge("hog", 0, 2 * CREDIT)
+    fair.join("eve", EQUAL)
+    assert fair.served["eve"] == 50.0
 
 
 def test_priority_goes_by_class_then_weight_then_arrival() -> None:
@@ -222,7 +267,7 @@ def test_priority_goes_by_class_then_weight_then_arrival() -> None:
 
 
 @given(
-    policy=st.sampled_from(POLICIES),
+    policy=st.sampled_from(sorted(POLICIES)),
     crowd=st.lists(
         st.tuples(
             st.integers(1, 40), st.integers(1, 6), st.sampled_from([0.2, 1.0, 50.0]),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mlx_cb.config import SchedulerConfig
 from mlx_cb.core.block_pool import BlockPool
+from mlx_cb.core.fair import CREDIT
 from mlx_cb.core.kv_cache_manager import KVCacheManager
 from mlx_cb.core.outputs import FinishReason, SampledToken
 from mlx_cb.core.request import Request, RequestStatus
@@ -122,7 +123,9 @@ def test_a_short_prompt_goes_before_a_long_one_but_not_for_ever() -> None:
     step(s)
     assert [c.request_id for c in s.journal.records[-1].prefills] == ["short"]
     aged = s.policy.order(
-        [request("new", prompt=4, arrival_time=100.0), request("old", prompt=40)], now=100.0
+        [request("new", prompt=4, arrival_time=100.0), request("old", prompt=40)],
+        now=100.0,
+        rows_per_s=1.0,
     )
     assert [r.request_id for r in aged] == ["old", "new"]
 
@@ -248,7 +251,7 @@ def test_a_user_who_was_away_has_not_saved_up() -> None:
     s = scheduler(num_blocks=4000, max_num_batched_tokens=32, max_num_seqs=8)
     service(s, {"busy": (20, 4)}, 200)
     s.add(request("back", prompt=20, output=4, user="away"))
-    assert s.policy.served["away"] == pytest.approx(s.policy.served["busy"])
+    assert s.policy.served["away"] == pytest.approx(s.policy.served["busy"] - CREDIT)
 
 
 @given(

@@ -24,9 +24,7 @@ from mlx_cb.bench.peer_launcher import JOURNAL
 from mlx_cb.bench.prompts import TokenizerWords
 from mlx_cb.bench.report import Report
 from mlx_cb.bench.servers import Cores, Kind, RunningServer, ServerSpec
-from mlx_cb.bench.sim.fit import Measured
-from mlx_cb.bench.sim.measured import Description, describe, our_steps, peer_steps
-from mlx_cb.bench.sim.validate import Evidence
+from mlx_cb.bench.sim.measured import Description, content_of, describe, our_steps, peer_steps
 from mlx_cb.bench.workloads.base import Workload, make, seeds
 
 ALONE = (16, 48, 128, 256, 512, 1024)  # prompt lengths measured alone
@@ -70,32 +68,30 @@ class Probe(Workload):
         return Plan(lanes)
 
 
-@dataclass(slots=True)
-class Measurements:
-    """What was measured: this machine, and the report and journals to be judged by."""
-
-    description: Description
-    report: Report
-    evidence: Evidence
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the caller decides. `announce` hears what is measured next."""
+    """What the caller decides. `announce` hears what is measured next; `keep` gets the report
+    after each part, so that what was measured before an interruption is not lost."""
 
     policy: Policy = field(default_factory=Policy)
     seed: int = 1
     rounds: int = 2
     loads: Sequence[tuple[str, Mapping[str, object]]] = LOADS
     announce: Callable[[str], None] = lambda what: None
+    keep: Callable[[Report], None] = lambda report: None
 
 
-async def measure_here(name: str, folder: Path, settings: Settings) -> Measurements:
-    """Probe both servers, then put each load on both. `folder` holds fp32 weights."""
+async def measure_here(name: str, folder: Path, settings: Settings) -> Report:
+    """Probe both servers, then put each load on both. `folder` holds fp32 weights.
+
+    The report has, beside what all reports have, the `description` of this machine that was fitted
+    on the probe, and the `journals` of all measured steps by run and server.
+    """
     average = settings.policy.check_before()
     cores = Cores.choose(settings.policy.pin)
     conditions = Conditions(TokenizerWords(folder), settings.rounds, settings.seed)
     result = report.new_report(environment.machine(), {name: environment.model_facts(folder)})
+    result["journals"] = {}
     with tempfile.TemporaryDirectory() as scratch:
         journal = Path(scratch) / "peer.jsonl"
         specs = [
@@ -109,27 +105,31 @@ async def measure_here(name: str, folder: Path, settings: Settings) -> Measureme
             servers = await fleet.bring_up(specs)
             probe = Conditions(conditions.words, 1, settings.seed)
             probed = await compare("probe", Probe(), servers, probe)
-            evidence: dict[tuple[str, str], list[Measured]] = {}
+            result["journals"] |= _journals(probed, journal)
+            description = await _describe(name, result, probed, servers[0], journal)
+            result["description"] = content_of(description)
+            settings.keep(result)
             for load, parameters in settings.loads:
                 settings.announce(load)
                 compared = await compare(load, make(load, parameters), servers, conditions)
-                evidence |= _journals(load, compared, journal)
+                result["journals"] |= _journals(compared, journal)
                 result["runs"].append(report.comparison_entry(compared, name))
-            description = await _describe(name, result, probed, servers[0], journal)
+                settings.keep(result)
         finally:
             fleet.stop()
     conclude(result, average, settings.policy)
-    return Measurements(description, result, Evidence(evidence))
+    settings.keep(result)
+    return result
 
 
-def _journals(
-    load: str, compared: Comparison, journal: Path
-) -> dict[tuple[str, str], list[Measured]]:
-    """Steps of all rounds, ours and the peer's."""
+def _journals(compared: Comparison, journal: Path) -> dict[str, Any]:
+    """Steps of all rounds, ours and the peer's, as plain data."""
     ours, peer = compared.outcomes["ours"], compared.outcomes["P"]
     found = [step for run in ours.runs for step in our_steps(run.steps)]
     theirs = [step for run in peer.runs for step in peer_steps(journal, run.began, _end_of(run))]
-    return {(load, "ours"): found, (load, "P"): theirs}
+    name = compared.name
+    steps: dict[str, Any] = msgspec.to_builtins({f"{name}/ours": found, f"{name}/P": theirs})
+    return steps
 
 
 def _end_of(run: Run) -> float:

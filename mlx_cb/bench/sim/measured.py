@@ -30,7 +30,7 @@ def our_steps(steps: Sequence[Mapping[str, Any]]) -> list[Measured]:
             [
                 PassShape(
                     rows=int(step["rows_decode"] + step["rows_prefill"]),
-                    sampled=int(step["rows_decode"]),
+                    sampled=int(step["rows_decode"] + step["samples"]),
                     context=int(step["context_sum"] - step["rows_prefill"]),
                     chunks=int(step["chunks"]),
                     pairs=step["pairs"],
@@ -39,10 +39,10 @@ def our_steps(steps: Sequence[Mapping[str, Any]]) -> list[Measured]:
             ],
             step["seconds"],
             step["started"],
-            int(step["rows_decode"]),
+            int(step["rows_decode"] + step["samples"]),
         )
         for step in steps
-        if step["rows_decode"] + step["rows_prefill"] > 0 and "scores" in step
+        if step["rows_decode"] + step["rows_prefill"] > 0 and "samples" in step
     ]
 
 
@@ -180,8 +180,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 SHIPPED = Path(__file__).with_name("cpu.json")
 
 
-def write_description(description: Description, path: Path) -> None:
-    """Keep it in a file."""
+def content_of(description: Description) -> dict[str, Any]:
+    """Plain data, as it goes into a file or a report."""
 
     def side(own: Side) -> _SideFile:
         return _SideFile(
@@ -200,24 +200,38 @@ def write_description(description: Description, path: Path) -> None:
         side(description.ours),
         side(description.peer),
     )
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
+    content: dict[str, Any] = msgspec.to_builtins(file)
+    return content
 
 
-def read_description(path: Path) -> Description:
-    """From a file. Raises InvalidRequest when it is none."""
+def description_of(content: Mapping[str, Any], where: str) -> Description:
+    """From plain data. Raises InvalidRequest, naming `where` it came from, when it is none."""
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=_File)
-        sides = [
+        file = msgspec.convert(content, type=_File)
+        ours, peer = (
             Side(
                 FittedCost(tuple(own.coefficients), own.spread),
                 HostTimes(own.step_s, own.row_s, own.front_s),
             )
             for own in (file.ours, file.peer)
-        ]
-    except (OSError, msgspec.DecodeError, ValueError) as error:
-        raise InvalidRequest(f"{path} does not describe a machine: {error}") from error
-    ours, peer = sides
+        )
+    except (msgspec.ValidationError, ValueError) as error:
+        raise InvalidRequest(f"{where} does not describe a machine: {error}") from error
     return Description(file.name, file.made, ours, peer, file.num_blocks, file.max_tokens)
+
+
+def write_description(description: Description, path: Path) -> None:
+    """Keep it in a file."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(content_of(description)), indent=1))
+
+
+def read_description(path: Path) -> Description:
+    """From a file. Raises InvalidRequest when it is none."""
+    try:
+        content = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise InvalidRequest(f"{path} does not describe a machine: {error}") from error
+    return description_of(content, str(path))
 
 
 def describe(

@@ -21,12 +21,13 @@ from mlx_cb.bench.stats import summarize
 from mlx_cb.config import SchedulerConfig
 from mlx_cb.core.block_pool import BlockPool
 from mlx_cb.core.kv_cache_manager import KVCacheManager
-from mlx_cb.core.outputs import RequestOutput, SampledToken
+from mlx_cb.core.outputs import SampledToken
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
 from mlx_cb.core.scheduler_output import SchedulerOutput
 from mlx_cb.engine.admission import AdmissionControl
 from mlx_cb.engine.governor import Governor
+from mlx_cb.engine.messages import StepOutputs
 from mlx_cb.errors import Overloaded
 from mlx_cb.sampling_params import SamplingParams
 from mlx_cb.standing import EQUAL, Standing
@@ -87,6 +88,7 @@ class OurServer:
         self._inbox: list[SimCall] = []
         self._gone: list[SimCall] = []
         self._calls: dict[str, tuple[SimCall, Client]] = {}
+        self._cached: dict[str, int] = {}  # of newcomers, for the next frame
         self._launched: _Launched | None = None
         self._is_busy = False
         self._last_ready = 0.0
@@ -103,9 +105,10 @@ class OurServer:
             self.clock.after(front, functools.partial(client.end, call, "http_400", "too long"))
             return
         user, standing = call.call.user, self._standing(call)
-        wait = self.admission.predicted_wait(user, standing)
+        wait = self.admission.predicted_wait(user, standing, len(call.prompt))
         try:
             self.admission.check(user, standing)
+            self.admission.check(user, standing, len(call.prompt))
         except Overloaded as error:
             call.record.retry_after_s = error.retry_after
             refuse = functools.partial(client.end, call, "http_429", error.message)
@@ -133,14 +136,13 @@ class OurServer:
         self._gone.append(call)
         self._wake()
 
-    def _deliver(self, outputs: list[RequestOutput], prefill_rows: int, seconds: float) -> None:
-        self.admission.observe(prefill_rows, seconds)
-        for output in outputs:
+    def _deliver(self, frame: StepOutputs) -> None:
+        self.admission.saw(frame, self.clock.now)
+        for output in frame.outputs:
             found = self._calls.get(output.request_id)
             if found is None:
                 continue
             call, client = found
-            self.admission.start(output.request_id, self.clock.now)
             predicted = self.waits.predicted.pop(output.request_id, None)
             if predicted is not None:
                 told, asked = predicted
@@ -168,7 +170,10 @@ class OurServer:
     def _drain(self) -> None:
         arrived, self._inbox = self._inbox, []
         for call in arrived:
-            self.scheduler.add(self._request(call))
+            request = self._request(call)
+            self.scheduler.add(request)
+            if request.num_resident_tokens:
+                self._cached[request.request_id] = request.num_resident_tokens
         gone, self._gone = self._gone, []
         for call in gone:
             self.scheduler.abort(str(call.number))
@@ -232,8 +237,11 @@ class OurServer:
             sampled.append(SampledToken(self._next_token))
         outputs = self.scheduler.update(step.plan, sampled, seconds)
         self.governor.saw(step.plan)
-        deliver = functools.partial(self._deliver, outputs, step.plan.record.rows_prefill, seconds)
-        self.clock.after(self.substrate.front_s / 2, deliver)
+        record = step.plan.record
+        computed = {chunk.request_id: chunk.start + chunk.num_tokens for chunk in record.prefills}
+        frame = StepOutputs(outputs, record.rows_prefill, seconds, computed, self._cached)
+        self._cached = {}
+        self.clock.after(self.substrate.front_s / 2, functools.partial(self._deliver, frame))
         self.clock.after(self.substrate.host_seconds(len(sampled)), self._step)
 
 

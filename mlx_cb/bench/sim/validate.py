@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -93,26 +92,21 @@ class Validation(msgspec.Struct, frozen=True):
         return f"checked against real runs on {self.machine}, {self.date}: {errors}; {verdict}"
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """Step journals beside a report, by run and server; ours may come from the report itself."""
-
-    steps: Mapping[tuple[str, str], Sequence[Measured]]
-
-
 def validate(
     report: Report,
     substrate: Substrate,
     *,
     fitted_on: str,
-    evidence: Evidence | None = None,
     skip: Sequence[str] = (),
 ) -> Validation:
     """Simulate every run of the report and compare. `skip` names the runs it was fitted on.
 
+    Steps come from the report's `journals` (see `here`), ours also from its last rounds.
+
     Raises InvalidRequest when the report holds no run that can be simulated.
     """
     checks: list[Check] = []
+    journals = msgspec.convert(report.get("journals", {}), dict[str, list[Measured]])
     for run in report["runs"]:
         if "workload" not in run or run["name"] in skip:
             continue
@@ -120,7 +114,7 @@ def validate(
             chosen = engine_of(label, server.get("command", []))
             if chosen is None:
                 continue
-            given = evidence.steps.get((run["name"], label)) if evidence else None
+            given = journals.get(f"{run['name']}/{label}")
             checks += _steps_check(run, label, server, given, substrate)
             checks += _figure_checks(run, label, server, chosen, substrate)
     if not checks:

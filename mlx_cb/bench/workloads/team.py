@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from mlx_cb.bench.calls import Call, Lane, Plan, Prompt
+from mlx_cb.bench.calls import Call, Lane, Plan, Prompt, Run
 from mlx_cb.bench.distributions import AGENT_STEP, MIXES
-from mlx_cb.bench.metrics import Slo
+from mlx_cb.bench.metrics import Figures, Slo, service_by_user
 from mlx_cb.bench.workloads.base import Workload, seeds, workload
 
 
@@ -95,17 +96,46 @@ class Backlog(Workload):
     def plan(self, seed: int) -> Plan:
         """`streams` lanes per user over one queue; smaller calls are more in number."""
         next_seed = seeds(seed)
-        lanes = []
-        for number in range(self.users):
-            size = self.growth**number
-            queue = deque(
-                Call(
-                    Prompt(max(1, round(self.prompt * size)), next_seed()),
-                    max(2, round(self.output * size)),
-                    user=f"user{number}",
-                    group=f"size{number}",
-                )
-                for _ in range(max(1, round(self.calls / size)))
+        return Plan(
+            [lane for number in range(self.users) for lane in self._lanes(number, next_seed)]
+        )
+
+    def _lanes(self, number: int, next_seed: Callable[[], int]) -> list[Lane]:
+        size = self.growth**number
+        queue = deque(
+            Call(
+                Prompt(max(1, round(self.prompt * size)), next_seed()),
+                max(2, round(self.output * size)),
+                user=f"user{number}",
+                group=f"size{number}",
             )
-            lanes += [Lane(queue) for _ in range(self.streams)]
-        return Plan(lanes)
+            for _ in range(max(1, round(self.calls / size)))
+        )
+        return [Lane(queue) for _ in range(self.streams)]
+
+    def names(self) -> list[str]:
+        """The users."""
+        return [f"user{number}" for number in range(self.users)]
+
+    def alone(self) -> list[Workload]:
+        """Each user's backlog without the others."""
+        return [OnlyUser(self, number) for number in range(self.users)]
+
+    def figures(self, run: Run) -> Figures:
+        """How far the least served falls behind an equal share, while all have something."""
+        served = list(service_by_user(run.records).values())
+        mean = sum(served) / len(served)
+        return {"least_over_fair_share": min(served) / mean if mean else None}
+
+
+@dataclass(frozen=True)
+class OnlyUser(Workload):
+    """One user of a backlog, alone on the machine."""
+
+    backlog: Backlog
+    number: int
+    name = "backlog"
+
+    def plan(self, seed: int) -> Plan:
+        """That user's lanes."""
+        return Plan(self.backlog._lanes(self.number, seeds(seed)))

@@ -31,8 +31,12 @@ def test_four_backlogged_users_of_different_sizes_are_served_alike():
 
 @pytest.mark.slow
 def test_an_overloaded_server_refuses_at_once_and_serves_whom_it_let_in():
-    refusal, _, speed, _, unanswered = goals.overload(1)
-    assert failing([refusal, speed, unanswered]) == []
+    assert failing(goals.overload(1)) == []
+
+
+@pytest.mark.slow
+def test_the_control_notices_the_hog_under_fcfs_and_the_tails_return():
+    assert failing(goals.control(1)) == []
 
 
 # Orientation figures of performance.md §5, made by another simulator with the same cost formula and

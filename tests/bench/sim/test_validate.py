@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from mlx_cb.bench import peer_journal
-from mlx_cb.bench.compare import _attention
+from mlx_cb.bench.compare import _attention, _last_chunks
 from mlx_cb.bench.sim.cost import KNOTS, FittedCost, PassShape
 from mlx_cb.bench.sim.engines import engine, simulate
 from mlx_cb.bench.sim.fit import Measured
@@ -46,17 +46,11 @@ def description(factor=1.0):
 
 
 def journal_of(scheduler):
+    records = [r.as_dict() for r in scheduler.journal.records if r.seconds is not None]
+    kept = ("started", "seconds", "rows_decode", "rows_prefill", "context_sum")
     return [
-        {
-            "started": r.started,
-            "seconds": r.seconds,
-            "rows_decode": r.rows_decode,
-            "rows_prefill": r.rows_prefill,
-            "context_sum": r.context_sum,
-            **_attention(r.as_dict()),
-        }
-        for r in scheduler.journal.records
-        if r.seconds is not None
+        {name: record[name] for name in kept} | _attention(record, samples)
+        for record, samples in zip(records, _last_chunks(records), strict=True)
     ]
 
 
