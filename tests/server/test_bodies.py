@@ -186,7 +186,7 @@ def test_a_key_that_is_given_twice_is_named(server: Any, path: str) -> None:
     assert param in ("a", None)
     half = body[:-1] + b', "\\ud800": 1, "\\ud800": 2}'
     message, _ = said(path, server.post(path, content=half))
-    assert "? is given twice" in message
+    assert "given twice" in message or "half of a surrogate pair" in message
 
 
 WRONG_TYPES: dict[str, dict[str, tuple[Any, ...]]] = {
