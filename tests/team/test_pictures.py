@@ -21,7 +21,7 @@ from tests.team.conftest import Team
 from tests.web.browser import ARTIFACTS, FLAGS, TIMEOUT_MS, chromium
 
 FOLDER = Path(os.environ.get("MLX_CB_PICTURES", ARTIFACTS / "docs"))
-LARGEST = 150_000
+LARGEST = 200_000
 QUESTIONS = [
     "Tell a long story about a lighthouse.", "What is a glacier? Explain at length.",
     "List many uses of a brick.", "Write a letter to an old friend about the sea.",
@@ -92,8 +92,9 @@ def test_pictures_of_the_document(demo: Server, team: Team) -> None:
 
         def new_page(width: int, height: int) -> Any:
             context = browser.new_context(
-                viewport={"width": width, "height": height}, locale="en-US", color_scheme="light"
-            )
+                viewport={"width": width, "height": height}, locale="en-US", color_scheme="light",
+                reduced_motion="reduce",
+            )  # fmt: skip
             context.set_default_timeout(TIMEOUT_MS)
             return context.new_page()
 
@@ -123,7 +124,7 @@ def test_pictures_of_the_document(demo: Server, team: Team) -> None:
 
 
 def _chat(page: Any, url: str) -> None:
-    """A conversation, wide while its answer is being written, and on a phone once it has ended."""
+    """A conversation while its answer is being written, and how one begins on a phone."""
     page.set_viewport_size({"width": 1180, "height": 760})
     page.goto(url + "/")
     for question in ("What is a glacier?", "And how does it move? Answer in a list."):
@@ -133,13 +134,14 @@ def _chat(page: Any, url: str) -> None:
         answer.locator("p").first.wait_for()
         if question.startswith("And"):
             page.wait_for_function(
-                "[...document.querySelectorAll('.answer')].at(-1).innerText.length > 250"
+                "() => [...document.querySelectorAll('.answer')].at(-1).innerText.length > 250"
             )
             keep(page, "chat")
             page.get_by_role("button", name="Stop the answer").click()
         page.locator("article.answer:not([data-state=running])").last.wait_for(timeout=120_000)
-    page.set_viewport_size({"width": 390, "height": 760})
-    page.get_by_text("tokens/s").last.wait_for()
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(url + "/")
+    page.get_by_role("button", name="Find ideas").wait_for()
     keep(page, "chat-phone")
 
 

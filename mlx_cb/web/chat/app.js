@@ -28,7 +28,8 @@ export function App({ round }) {
         <${Header} onDialog=${setDialog} />
         ${state.isOffline && html`<p class="bar" role="status">${t("offline")}</p>`}
         <${Thread} round=${round} />
-        ${state.notice && html`<p class="bar notice" role="alert">${state.notice}</p>`}
+        ${state.notice && html`<p class=${`bar ${state.notice.kind}`} role=${state.notice.kind === "wrong" ? "alert" : "status"}>${
+          state.notice.text}</p>`}
         <${Composer} key=${state.open?.id ?? "new"} />
       </main>
     </div>

@@ -17,7 +17,7 @@ export const state = {
   draft: { place: recall("place") === "browser" ? "browser" : "account", settings: {} },
   waiting: {}, // message id -> what it waits for
   isOffline: false,
-  notice: null,
+  notice: null, // {text, kind: "wrong" or "done"}
   spoken: "", // read out by screen readers
   isListShown: false, // on narrow screens
 };
@@ -52,8 +52,8 @@ export async function attempt(action) {
 
 let noticeTimer = 0;
 
-export function say(text) {
-  state.notice = text;
+export function say(text, kind = "wrong") {
+  state.notice = { text, kind };
   clearTimeout(noticeTimer);
   noticeTimer = setTimeout(() => {
     state.notice = null;
@@ -359,6 +359,6 @@ export async function bringIn(file) {
   const made = await attempt(() => account.bringIn(isMarkdown ? { markdown: text } : { json: text }));
   if (made === null) return;
   await refreshList();
-  say(t("imported", made.conversations.length));
+  say(t("imported", made.conversations.length), "done");
   if (made.conversations.length === 1) show(made.conversations[0].id);
 }
