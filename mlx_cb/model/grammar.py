@@ -1,8 +1,9 @@
 """Keeps constrained requests within their grammar: masks over the vocabulary, by llguidance.
 
 Knows requests' output tokens and grammars, nothing about schemas (the front has compiled those).
-Masks of all constrained rows of a step are filled in parallel, off the GIL, and applied in one
-operation; rows without a grammar pay nothing.
+Masks of all constrained rows of a step are filled in parallel, off the GIL. On a device they are
+applied in one operation; on the host the sampler looks up what it has chosen, and only goes through
+the allowed tokens when that is not among them. Rows without a grammar pay nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,40 @@ from mlx_cb.errors import InvalidRequest, UnsupportedModel
 BANNED = -1e30
 
 log = logging.getLogger("mlx_cb.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Which tokens may come next: a bit for each, the lowest of a byte first.
+
+    Tokens without a bit, and from `vocab_size` on, may not.
+    """
+
+    bits: NDArray[np.uint8]
+    vocab_size: int
+
+    @classmethod
+    def of_ids(cls, token_ids: list[int], vocab_size: int) -> Mask:
+        """The mask of these tokens alone."""
+        allowed = np.zeros(vocab_size, dtype=bool)
+        allowed[token_ids] = True
+        return cls(np.packbits(allowed, bitorder="little"), vocab_size)
+
+    def allows(self, token_id: int) -> bool:
+        """Whether this token may come."""
+        is_known = token_id < min(self.vocab_size, 8 * len(self.bits))
+        return is_known and bool(self.bits[token_id >> 3] >> (token_id & 7) & 1)
+
+    def ids(self) -> NDArray[np.int64]:
+        """The tokens that may come, ascending."""
+        return np.flatnonzero(self.as_bools())
+
+    def as_bools(self) -> NDArray[np.bool_]:
+        """(vocab_size,)"""
+        known = np.unpackbits(self.bits, bitorder="little")[: self.vocab_size]
+        allowed = np.zeros(self.vocab_size, dtype=bool)
+        allowed[: len(known)] = known
+        return allowed
 
 
 @dataclass(slots=True)
@@ -83,7 +118,7 @@ class Grammars:
         self._progress.pop(request_id, None)
 
     def apply(self, logits: Any, requests: list[Request], xp: Any) -> Any:
-        """Ban what does not fit from the rows of constrained requests.
+        """Ban what does not fit from the rows of constrained requests, in one operation.
 
         Args:
             logits: (R, V) float32, NumPy or MLX as `xp` says. Not changed.
@@ -91,32 +126,37 @@ class Grammars:
 
         Returns: logits of the same kind; the very same array when no row is constrained.
         """
-        rows = [index for index, r in enumerate(requests) if r.params.grammar is not None]
-        if not rows:
+        masks = self.masks(requests, logits.shape[-1])
+        if not masks:
             return logits
-        allowed = self._allowed([requests[index] for index in rows], logits.shape[-1])
-        row_ids = xp.array(rows)
-        banned = xp.where(xp.array(allowed), logits[row_ids], BANNED)
+        row_ids = xp.array(list(masks))
+        allowed = xp.array(np.stack([mask.as_bools() for mask in masks.values()]))
+        banned = xp.where(allowed, logits[row_ids], BANNED)
         constrained = xp.array(logits)
         constrained[row_ids] = banned
         return constrained
 
-    def _allowed(self, requests: list[Request], vocab_size: int) -> NDArray[np.bool_]:
-        """(rows, V): whether a token may come next."""
-        mask = allocate_token_bitmask(len(requests), self._vocab_size)
-        matchers = [(self._caught_up(request), row) for row, request in enumerate(requests)]
-        fill_next_token_bitmask_par(self._executor, matchers, mask)
-        bits = np.unpackbits(mask.view(np.uint8), axis=1, bitorder="little")
-        allowed = np.zeros((len(requests), vocab_size), dtype=bool)
-        known = min(vocab_size, bits.shape[1])
-        allowed[:, :known] = bits[:, :known]
-        for row, (matcher, _) in enumerate(matchers):
-            if matcher.is_error() or not allowed[row].any():
+    def masks(self, requests: list[Request], vocab_size: int) -> dict[int, Mask]:
+        """Row → what may come next there, of the constrained rows; filled in parallel.
+
+        `requests` have all their tokens read; `vocab_size` is the logits'.
+        """
+        rows = [index for index, r in enumerate(requests) if r.params.grammar is not None]
+        if not rows:
+            return {}
+        bits = allocate_token_bitmask(len(rows), self._vocab_size)
+        matchers = [(self._caught_up(requests[row]), place) for place, row in enumerate(rows)]
+        fill_next_token_bitmask_par(self._executor, matchers, bits)
+        packed = bits.view(np.uint8)
+        made = {}
+        for row, (matcher, place) in zip(rows, matchers, strict=True):
+            mask = Mask(packed[place], vocab_size)
+            if matcher.is_error() or not packed[place].any():
                 # Nothing fits any more: the text ends here.
                 log.warning("grammar of %s: %s", requests[row].request_id, matcher.get_error())
-                allowed[row] = False
-                allowed[row, self._eos_token_ids] = True
-        return allowed
+                mask = Mask.of_ids(self._eos_token_ids, vocab_size)
+            made[row] = mask
+        return made
 
     def _caught_up(self, request: Request) -> LLMatcher:
         progress = self._progress[request.request_id]

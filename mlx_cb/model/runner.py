@@ -226,13 +226,12 @@ class ModelRunner:
     def _choose_late(self, step: LaunchedStep) -> np.ndarray[Any, Any]:
         assert step.logits is not None
         sampled: Any = step.logits[: len(step.requests)]
-        xp: Any = np if self._on_cpu else mx
         if self._on_cpu:
-            sampled = np.array(sampled, copy=False)
-        sampled = sampler.adjust(sampled, step.rows, xp)
-        sampled = self.grammars.apply(sampled, step.requests, xp)
-        if self._on_cpu:
-            return sampler.choose_on_host(sampled, step.rows)
+            sampled = sampler.adjust(np.array(sampled, copy=False), step.rows, np)
+            masks = self.grammars.masks(step.requests, sampled.shape[-1])
+            return sampler.choose_on_host(sampled, step.rows, masks)
+        sampled = sampler.adjust(sampled, step.rows, mx)
+        sampled = self.grammars.apply(sampled, step.requests, mx)
         return np.array(self._choose_on_device(sampled, step.rows))
 
     def _sampled_token(self, request: Request, token_id: int, logits: Any) -> SampledToken:

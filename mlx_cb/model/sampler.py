@@ -8,8 +8,9 @@ scalar and whose logits are in host memory anyway). A test holds them equal.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -114,12 +115,38 @@ def _adjustment(index: int, row: SampleRow, vocab_size: int) -> tuple[NDArray[An
     return row_ids, token_ids, factors, offsets
 
 
-def choose_on_host(logits: NDArray[np.float32], rows: list[SampleRow]) -> NDArray[np.int64]:
-    """Token id of each row of adjusted (R, V) logits."""
+class Allowed(Protocol):
+    """The tokens that a row may choose from."""
+
+    def allows(self, token_id: int) -> bool:
+        """Whether this token is among them."""
+
+    def ids(self) -> NDArray[np.int64]:
+        """All of them, ascending; at least one."""
+
+
+def choose_on_host(
+    logits: NDArray[np.float32], rows: list[SampleRow], allowed: Mapping[int, Allowed] | None = None
+) -> NDArray[np.int64]:
+    """Token id of each row of adjusted (R, V) logits.
+
+    Args:
+        logits: (R, V) float32.
+        rows: R rows, or none when all take the best token.
+        allowed: row → the tokens it may choose from, for the rows that may not choose from all.
+    """
     chosen = np.argmax(logits, axis=-1)
+    bound = allowed or {}
     for index, row in enumerate(rows):
-        if not row.request.params.is_greedy:
-            chosen[index] = _draw(logits[index], row.request.params, row.uniform)
+        params, mask = row.request.params, bound.get(index)
+        if mask is None:
+            if not params.is_greedy:
+                chosen[index] = _draw(logits[index], params, row.uniform)
+        elif not params.is_greedy or not mask.allows(int(chosen[index])):
+            ids = mask.ids()
+            left = logits[index][ids]
+            best = left.argmax() if params.is_greedy else _draw(left, params, row.uniform)
+            chosen[index] = ids[best]
     return chosen
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 
 class Angles:
@@ -35,7 +36,8 @@ class Angles:
         if key not in self._made:
             half = dims // 2
             exponents = mx.arange(0, -half, -1, dtype=mx.float32)
-            inverse = mx.exp(exponents * (math.log(base) / half))
+            # MLX takes logarithm and quotient in float32: the last bit shows at far positions.
+            inverse = mx.exp(exponents * float(np.float32(math.log(base)) / np.float32(half)))
             angles = (positions.astype(mx.float32) * scale).reshape(-1, 1, 1, 1) * inverse
             cosines, sines = mx.cos(angles), mx.sin(angles)
             self._made[key] = (

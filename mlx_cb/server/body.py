@@ -25,7 +25,8 @@ _HALF = re.compile("[\ud800-\udfff]")
 _STEPS = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
 _NO_BRACKETS = bytes(set(range(256)) - set(_STEPS))
 
-# Looking for duplicate keys takes five times as long as decoding; huge bodies go without.
+# Looking for duplicate keys takes five times as long as decoding; huge bodies go without, and
+# without the look at their depth, which the interpreter's own limit then bounds.
 LARGEST_CHECKED = 2**20
 # Objects and lists within each other. Far more than any client sends, and few enough for all that
 # walks through them by calling itself: templates, schema compilers.
@@ -207,6 +208,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> None:
     if len(pairs) > 1 and len({key for key, _ in pairs}) < len(pairs):
         names = [key for key, _ in pairs]
         twice = next(key for key in names if names.count(key) > 1)
+        twice = twice.encode(errors="replace").decode()  # it may be no text that can be sent back
         raise InvalidRequest(f"{twice} is given twice", param=twice)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mlx_cb.core.request import Request
 from mlx_cb.model import sampler
+from mlx_cb.model.grammar import Mask
 from mlx_cb.model.sampler import SampleRow
 from mlx_cb.sampling_params import SamplingParams
 
@@ -48,6 +49,30 @@ PARAMS = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.0, 1.3, 0.7]),
     logit_bias=st.sampled_from([(), ((3, 5.0), (599, -100.0)), ((7, 100.0),)]),
 )
+
+
+@given(
+    st.lists(st.tuples(PARAMS, st.sampled_from([None, 0.003, 0.5, 0.99])), min_size=1, max_size=6),
+    st.integers(0, 50),
+)
+@settings(max_examples=150, deadline=None)
+def test_looking_up_what_is_allowed_is_as_good_as_banning_the_rest(
+    asked: list[tuple[SamplingParams, float | None]], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    rows = [row(params, seed=seed + n) for n, (params, _) in enumerate(asked)]
+    array = sampler.adjust(logits(len(rows), seed), rows, np)
+    banned, masks = np.array(array), {}
+    for index, (_, share) in enumerate(asked):
+        if share is not None:
+            allowed = rng.random(VOCAB_SIZE - 3) < share
+            allowed[rng.integers(len(allowed))] = True
+            masks[index] = Mask(np.packbits(allowed, bitorder="little"), VOCAB_SIZE)
+            banned[index] = np.where(masks[index].as_bools(), array[index], sampler.BANNED)
+            assert all(masks[index].allows(t) == (t < len(allowed) and allowed[t])
+                       for t in rng.integers(VOCAB_SIZE + 20, size=30))  # fmt: skip
+    got = sampler.choose_on_host(array, rows, masks)
+    assert got.tolist() == sampler.choose_on_host(banned, rows).tolist()
 
 
 @given(st.lists(PARAMS, min_size=1, max_size=8), st.integers(0, 50))

@@ -184,6 +184,9 @@ def test_a_key_that_is_given_twice_is_named(server: Any, path: str) -> None:
     message, param = said(path, server.post(path, content=twice))
     assert "a is given twice" in message
     assert param in ("a", None)
+    half = body[:-1] + b', "\\ud800": 1, "\\ud800": 2}'
+    message, _ = said(path, server.post(path, content=half))
+    assert "given twice" in message or "half of a surrogate pair" in message
 
 
 WRONG_TYPES: dict[str, dict[str, tuple[Any, ...]]] = {

@@ -63,7 +63,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     connections = ConnectionLimits()
     limits = {
         "a request's body, also unpacked": [ServerConfig().max_body_bytes // 2**20],
-        "objects and lists within each other": [body.DEEPEST],
+        "objects and lists within each other": [body.DEEPEST, body.LARGEST_CHECKED // 2**20],
         "keys given twice": [body.LARGEST_CHECKED // 2**20],
         "time for a body": [int(body.PATIENCE_S), body.SLOWEST],
         "a request's headers": [connections.head_bytes // 1024, int(connections.head_s)],
