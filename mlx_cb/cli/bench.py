@@ -13,7 +13,7 @@ from rich.console import Console
 
 from mlx_cb.cli import beside, kv_quality
 from mlx_cb.cli.looping import run_measurement
-from mlx_cb.cli.progress import announcer, progress
+from mlx_cb.cli.progress import announcer, progress, wide_console
 from mlx_cb.cli.simulation import pair, sim
 from mlx_cb.errors import MlxCbError
 
@@ -176,7 +176,7 @@ def suite(
     from mlx_cb.bench.tiny import tiny_model
 
     file = gates.read_gates(gate or gates.SHIPPED)
-    console = Console()
+    console = wide_console()
     folder = _folder(model)
     models = Models(float32_copy(folder, _cache()), folder, tiny_model(folder, _cache()))
     with progress(console) as bar:
@@ -240,7 +240,7 @@ def _measure(
 
     load = make(workload, dict(pair(text) for text in options.param))
     wanted = gates.relevant(gates.read_gates(options.gate).gate, {workload}) if options.gate else ()
-    console = Console()
+    console = wide_console()
     total = len(load.plan(options.seed).calls())
     with progress(console) as bar:
         lines = {

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+WIDTH = 140  # characters, in a file or a pipe
+
+
+def wide_console() -> Console:
+    """A console whose tables show whole names where no terminal says how wide it is."""
+    return Console(width=None if sys.stdout.isatty() else WIDTH)
 
 
 def progress(console: Console) -> Progress:
