@@ -101,7 +101,9 @@ def test_an_account_in_the_browser(serve: Serve, team: Team, new_page: NewPage) 
     page.get_by_text("You are bob").wait_for()
     page.get_by_text("0 requests").wait_for()
     page.get_by_role("button", name="Make a key").click()
-    made = page.locator("#shown-key code").inner_text()
+    shown = page.locator("#shown-key code")
+    shown.wait_for()
+    made = shown.inner_text()
     picture(page, "account-narrow-dark")
     assert axe_findings(page) == []
     assert server.get("/account", headers={"x-api-key": made}).json()["user"] == "bob"

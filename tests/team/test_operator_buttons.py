@@ -176,7 +176,7 @@ def test_draining_and_freezing_the_server(
     assert not is_frozen()
     if isinstance(server, Server):
         record = row(page, "Alarms and actions", "freeze")
-        record.first.get_by_text("boss").wait_for()
+        record.first.get_by_text("boss", exact=True).wait_for()
 
 
 def test_an_order_that_fails_is_said_where_it_was_given(
