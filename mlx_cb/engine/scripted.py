@@ -15,7 +15,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +210,8 @@ class ScriptedEngine:
         numbers = [rng.gauss(0.0, 1.0) for _ in range(size)]
         length = math.hypot(*numbers)
         made = self._end(played, FinishReason.LENGTH, {"num_prompt_tokens": len(prompt_ids)})
-        return replace(made, embedding=array("f", [n / length for n in numbers]).tobytes())
+        made.embedding = array("f", [n / length for n in numbers]).tobytes()
+        return made
 
     def _end(self, played: Played, reason: FinishReason, first: dict[str, Any]) -> RequestOutput:
         played.finish_reason = reason.value
