@@ -18,6 +18,7 @@ from mlx_cb.config import CacheConfig, EngineConfig, SchedulerConfig
 from mlx_cb.core.outputs import FinishReason
 from mlx_cb.engine.core import EngineCore
 from tests import tiny
+from tests.engine.one_folder import OneFolder
 
 BLOCK_SIZE = 8
 BYTES_PER_TOKEN = 2 * 2 * 16 * 4 * 2
@@ -33,16 +34,11 @@ def solo(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
     return tiny.solo(model(), list(prompt), max_tokens)
 
 
-class Engines:
-    """Engines over one folder; each is closed when the next is started, or at the end."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.core: EngineCore | None = None
+class Engines(OneFolder):
+    """Of the tiny llama."""
 
     def start(self, num_blocks: int = 64, seed: int = 0, **scheduler: object) -> EngineCore:
         """A new engine, as after a restart."""
-        self.stop()
         config = EngineConfig(
             cache=CacheConfig(
                 block_size=BLOCK_SIZE,
@@ -53,14 +49,7 @@ class Engines:
             scheduler=SchedulerConfig(**scheduler),
             attention="reference",
         )
-        self.core = EngineCore(config, tiny.loaded_model(model(seed)))
-        return self.core
-
-    def stop(self) -> None:
-        """Close the running engine; everything is written then."""
-        if self.core is not None:
-            self.core.close(patience=30)
-            self.core = None
+        return self.begin(config, tiny.loaded_model(model(seed)))
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ Tokens equal those of mlx-lm's own single run in all of them; the window is 16 p
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,7 +21,8 @@ from mlx_cb.core.beside_blocks import Part, key_of
 from mlx_cb.engine.core import EngineCore
 from mlx_cb.engine.ssd_carrier import SsdCarrier
 from tests import tiny
-from tests.families.build import build
+from tests.engine.one_folder import OneFolder
+from tests.families.alone import model, solo
 
 BLOCK = 8
 #: What beside the blocks of layers that see everything.
@@ -39,41 +38,20 @@ EXAMPLES = int(os.environ.get("MLX_CB_EXAMPLES", "8"))
 PROMPT = [5 * n % 199 for n in range(150)]
 
 
-@functools.cache
-def model(family: str) -> nn.Module:
-    return build(family)
-
-
-@functools.cache
-def solo(family: str, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
-    return tiny.solo(model(family), list(prompt), max_tokens)
-
-
-class Engines:
-    """Engines over one folder; each is closed when the next is started, or at the end."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.core: EngineCore | None = None
+class Engines(OneFolder):
+    """Of one family each."""
 
     def start(self, family: str, capacity: int | None = None, **scheduler: Any) -> EngineCore:
         """A new engine, as after a restart; of `capacity` blocks."""
-        self.stop()
         cache = CacheConfig(
             block_size=BLOCK, kv_memory=2**26, ssd_cache=str(self.folder), ssd_cache_size=10**9
         )
         loaded = replace(tiny.loaded_model(model(family)), architecture=family)
         config = EngineConfig(cache=cache, scheduler=SchedulerConfig(**scheduler))
-        self.core = EngineCore(config, loaded)
+        core = self.begin(config, loaded)
         if capacity is not None:
-            self.core.scheduler.kv_cache.pool.capacity = capacity
-        return self.core
-
-    def stop(self) -> None:
-        """Close the running engine; everything is written then."""
-        if self.core is not None:
-            self.core.close(patience=30)
-            self.core = None
+            core.scheduler.kv_cache.pool.capacity = capacity
+        return core
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,20 +15,10 @@ from mlx_cb.errors import OutOfMemory
 from mlx_cb.model.cache_spec import CacheSpec, Layout
 from mlx_cb.model.memory_plan import Limits, plan_memory
 from tests import tiny
-from tests.families.build import build
+from tests.families.alone import model, solo
 from tests.families.scenario import BLOCK_SIZE, engine
 
 WINDOW = 16
-
-
-@functools.cache
-def model(family: str) -> nn.Module:
-    return build(family)
-
-
-@functools.cache
-def solo(family: str, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
-    return tiny.solo(model(family), list(prompt), max_tokens)
 
 
 def windowed(family: str, budget: int, **scheduler: object) -> EngineCore:
