@@ -27,6 +27,7 @@ from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler_output import SchedulerOutput
 from mlx_cb.model import sampler
 from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
+from mlx_cb.model.fast_swiglu import bind_swiglu
 from mlx_cb.model.forward_batch import ForwardBatch, PreviousTokens
 from mlx_cb.model.grammar import Grammars
 from mlx_cb.model.loader import LoadedModel
@@ -105,6 +106,7 @@ class ModelRunner:
         self._on_cpu = mx.default_device().type == mx.DeviceType.cpu
         if self._on_cpu:
             share_rotation(model)
+            bind_swiglu(model)
         self._choose_on_device = sampler.choose_on_device
         if runs_on_metal():
             self._choose_on_device = MetalSampler(launch_metal).choose
