@@ -8,7 +8,7 @@ code with our function under that name; mlx-lm itself stays as it is.
 from __future__ import annotations
 
 import math
-from functools import cache, partial
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -30,9 +30,13 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
 
 def bind_swiglu(model: nn.Module) -> int:
     """Let the model's layers take `swiglu` of this file. Returns the number of layers bound."""
+    bound: dict[type[nn.Module], type[nn.Module]] = {}
     layers = [layer for layer in model.modules() if _calls_swiglu(type(layer))]
     for layer in layers:
-        layer.__class__ = _bound_class(type(layer))
+        kind = type(layer)
+        if kind not in bound:
+            bound[kind] = _bound_class(kind)
+        layer.__class__ = bound[kind]
     return len(layers)
 
 
@@ -48,7 +52,6 @@ def _calls_swiglu(layer: type[nn.Module]) -> bool:
     return call.__globals__.get("swiglu") is activations.swiglu
 
 
-@cache
 def _bound_class(layer: type[Any]) -> type[nn.Module]:
     """`layer` with the same code, which finds our function."""
     call = layer.__call__
