@@ -15,6 +15,7 @@ from mlx_cb.config import SchedulerConfig
 from mlx_cb.core.cost_model import StepCostModel
 from mlx_cb.core.deadlines import Deadlines
 from mlx_cb.core.entrance import Entrance
+from mlx_cb.core.growth import Growth
 from mlx_cb.core.integrity import check_places
 from mlx_cb.core.journal import ChunkRecord, Journal, StepRecord, tell
 from mlx_cb.core.kv_cache_manager import KVCacheManager
@@ -52,6 +53,7 @@ class Scheduler:
         self.num_padding = 0
         self.pad_table = kv_cache.pool.allocate(1) if self.policy.pads_finished else []
         self.num_preemptions = 0
+        self.growth = Growth(kv_cache)
         self.ladder = Ladder()
         self.restoring = Restoring(kv_cache)
         self.step = 0
@@ -232,10 +234,7 @@ class Scheduler:
         return self.entrance.arrange(self.policy.order(wanting, plan.record.started, rows_per_s))
 
     def _admit(self, plan: SchedulerOutput, request: Request) -> bool:
-        headroom = len(self.decoding) + sum(
-            self.kv_cache.num_missing_blocks(other) for other in self.prefilling
-        )
-        if not self.kv_cache.can_admit(request, headroom=headroom):
+        if not self.growth.has_room(request, (*self.decoding, *self.prefilling)):
             return False
         cached = self.kv_cache.take_prefix(request)
         if request.admitted_time is None:
@@ -366,6 +365,7 @@ class Scheduler:
         kept = token_ids[before:]
         if reason is not None:
             plan.record.finished[request.request_id] = reason.value
+            self.growth.note(request)
             self._finish(request, reason)
         return request.delta(token, kept, reason)
 

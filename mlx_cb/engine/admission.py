@@ -85,6 +85,7 @@ class AdmissionControl:
     _entries: dict[str, _Entry] = field(default_factory=dict)
     _closed: set[str] = field(default_factory=set)
     _prefill: _Rate = field(default_factory=_Rate)
+    _full_steps: int = 0
     _service_seconds: _Average = field(default_factory=_Average)
     _prompt_tokens: _Average = field(default_factory=_Average)
 
@@ -186,9 +187,12 @@ class AdmissionControl:
             self._closed.clear()
 
     def _observe(self, prefill_tokens: int, seconds: float) -> None:
-        """A step that left no prompt waiting was not full: it says how fast the machine can be
-        only while nothing else does."""
-        if prefill_tokens and (self._has_backlog or not self._prefill.is_known):
+        """A step that left no prompt waiting was not full and says nothing of how fast the machine
+        can be; nor does the first full one, which compiles what the others find ready."""
+        if not prefill_tokens or not self._has_backlog:
+            return
+        self._full_steps += 1
+        if self._full_steps > 1:
             self._prefill.add(prefill_tokens, seconds)
 
     @property

@@ -55,6 +55,7 @@ class World:
         self.scheduler = Scheduler(
             SchedulerConfig(**settings), kv_cache, clock=lambda: next(ticks) * 1e-3
         )
+        self.scheduler.growth.output_tokens = 0.0  # lets in more than will fit
         self.answers: dict[str, list[int]] = {}
         self.prompts: dict[str, tuple[str, list[int], int]] = {}
         self.in_flight: SchedulerOutput | None = None

@@ -24,7 +24,9 @@ def scheduler(
     ticks = count()
     kv_cache = KVCacheManager(BlockPool(num_blocks), block_size, prefix_cache=prefix_cache)
     settings_ = {"max_num_batched_tokens": 64} | config
-    return Scheduler(SchedulerConfig(**settings_), kv_cache, clock=lambda: next(ticks) * 1e-3)
+    s = Scheduler(SchedulerConfig(**settings_), kv_cache, clock=lambda: next(ticks) * 1e-3)
+    s.growth.output_tokens = 0.0  # lets in more than will fit, so that somebody has to give way
+    return s
 
 
 def request(name: str, prompt: int = 4, output: int = 3, **changes: object) -> Request:

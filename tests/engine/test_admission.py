@@ -222,3 +222,19 @@ def test_a_flood_is_refused_at_once_and_the_accepted_all_finish(tmp_path: Path) 
         await engine.stop()
 
     asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_a_tiny_first_prompt_and_the_first_full_step_say_nothing_of_the_speed() -> None:
+    """Both take the time of compiling: 16 prompts were refused for a wait of ten minutes."""
+    control = AdmissionControl(max_num_seqs=100, max_wait_s=10.0)
+    control.queue("hello", 8)
+    told(control, tokens=8, seconds=4.0, computed={"hello": 8}, first=("hello",))
+    control.leave("hello", 4.0)
+    for index in range(16):
+        control.check("", prompt_tokens=352)
+        control.queue(f"r{index}", 352)
+    told(control, tokens=88, seconds=5.0)
+    control.check("", prompt_tokens=352)
+    told(control, tokens=88, seconds=0.5)
+    assert control.predicted_wait("other", prompt_tokens=0) == 0.0
+    assert control.predicted_wait("") == pytest.approx(16 * 352 * 0.5 / 88)

@@ -128,7 +128,7 @@ def test_memory_that_is_short_preempts_and_nothing_is_lost():
     from dataclasses import replace
 
     tight = replace(MAC, kv_bytes=MAC.token_bytes * 16 * 60)
-    load = make("steady", {"streams": 12, "prompt": 60, "output": 100})
+    load = make("steady", {"streams": 12, "prompt": 60, "output": 400})  # longer than guessed
     outcome = simulate("steady", load, engine("ours"), tight)
     assert outcome.server.scheduler.num_preemptions > 0
     assert outcome.figures["complete"] == 12
