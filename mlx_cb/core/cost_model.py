@@ -1,6 +1,6 @@
 """Predicts how long a step takes from what is in it; learns from every step that ran.
 
-Knows rows and context, not requests. The token budget of a step comes from here: the largest
+Knows rows, context and pairs, not requests. The token budget of a step comes from here: the largest
 number of rows whose predicted time stays under a target.
 """
 
@@ -16,49 +16,71 @@ OUTLIER = 3.0  # times the prediction that a measurement may count for
 
 @dataclass(slots=True)
 class _Bucket:
-    """Moving averages over the steps with about this many rows."""
+    """Moving averages over the steps with about this many rows, and how their pairs vary."""
 
     rows: float
     context: float
+    pairs: float
     seconds: float
     count: int = 1
+    pairs_variance: float = 0.0
+    pairs_covariance: float = 0.0  # with the seconds
 
 
 class StepCostModel:
-    """Online least squares for `seconds = base + per_row * rows + per_context * context`.
+    """Online least squares for
+    `seconds = base + per_row * rows + per_context * context + per_pair * pairs`.
 
-    `rows` are tokens in the step, `context` is the sum of the contexts they attend to. Measurements
+    `rows` are tokens in the step, `context` is the sum of the contexts they attend to, and `pairs`
+    counts, for each token of a chunk, the tokens before the chunk that it attends to. Measurements
     are averaged per half octave of rows and the line is fitted through these averages, so that an
-    hour of equal steps does not wash out what is known about others.
+    hour of equal steps does not wash out what is known about others. Pairs are told from how steps
+    of about as many rows differ: a long prompt's chunks are alike but for them.
     """
 
     def __init__(self, base: float = 0.02, per_row: float = 0.002) -> None:
         self.base = base
         self.per_row = per_row
         self.per_context = 0.0
+        self.per_pair = 0.0
         self.num_observations = 0
         self._buckets: dict[int, _Bucket] = {}
 
-    def predict(self, rows: int, context: int) -> float:
+    def predict(self, rows: int, context: int, pairs: int = 0) -> float:
         """Seconds a step of this shape takes."""
-        return self.base + self.per_row * rows + self.per_context * context
+        read = self.per_context * context + self.per_pair * pairs
+        return self.base + self.per_row * rows + read
 
-    def rows_within(self, seconds: float, context: int) -> int:
-        """Most rows whose step stays under `seconds`; at least one."""
+    def rows_within(
+        self, seconds: float, context: int, num_decodes: int = 0, prefix: int = 0
+    ) -> int:
+        """Most rows whose step stays under `seconds`; at least one.
+
+        `num_decodes` of them are decodes, the others of a chunk with `prefix` tokens before it.
+        """
         room = seconds - self.base - self.per_context * context
-        return max(1, min(MAX_ROWS, int(room / self.per_row)))
+        rows = int(room / self.per_row)
+        if rows > num_decodes:
+            left = room - self.per_row * num_decodes
+            rows = num_decodes + int(left / (self.per_row + self.per_pair * prefix))
+        return max(1, min(MAX_ROWS, rows))
 
-    def observe(self, rows: int, context: int, seconds: float) -> None:
+    def observe(self, rows: int, context: int, seconds: float, pairs: int = 0) -> None:
         """Learn from a measured step. One stall (a busy core, a nap) counts for little."""
         key = int(2 * math.log2(max(rows, 1)))
         bucket = self._buckets.get(key)
         self.num_observations += 1
         if bucket is None:
-            self._buckets[key] = _Bucket(rows, context, seconds)
+            self._buckets[key] = _Bucket(rows, context, pairs, seconds)
         else:
             if bucket.count > 4:
-                seconds = min(seconds, OUTLIER * self.predict(rows, context))
+                seconds = min(seconds, OUTLIER * self.predict(rows, context, pairs))
             weight = max(SMOOTHING, 1 / (bucket.count + 1))
+            more_pairs = pairs - bucket.pairs
+            longer = seconds - bucket.seconds - self.per_row * (rows - bucket.rows)
+            bucket.pairs_variance += weight * (more_pairs * more_pairs - bucket.pairs_variance)
+            bucket.pairs_covariance += weight * (more_pairs * longer - bucket.pairs_covariance)
+            bucket.pairs += weight * more_pairs
             bucket.rows += weight * (rows - bucket.rows)
             bucket.context += weight * (context - bucket.context)
             bucket.seconds += weight * (seconds - bucket.seconds)
@@ -66,7 +88,13 @@ class StepCostModel:
         self._fit()
 
     def _fit(self) -> None:
-        points = [(b.rows, b.context, b.seconds) for b in self._buckets.values()]
+        buckets = self._buckets.values()
+        if variance := sum(bucket.pairs_variance for bucket in buckets):
+            covariance = sum(bucket.pairs_covariance for bucket in buckets)
+            # Pairs never explain more than half of any step; a fit that says so is noise.
+            most = min(0.5 * b.seconds / b.pairs for b in buckets if b.pairs)
+            self.per_pair = min(max(covariance / variance, 0.0), most)
+        points = [(b.rows, b.context, b.seconds - self.per_pair * b.pairs) for b in buckets]
         if len(points) == 1:
             # One shape seen: scale the prior, so that the split into base and rows stays plausible.
             rows, context, seconds = points[0]
@@ -75,7 +103,7 @@ class StepCostModel:
             self.per_row *= factor
             return
         per_context = _slopes(points)[1] if len(points) >= 3 else 0.0
-        # Context never explains more than half of any step; a fit that says so is noise.
+        # Nor does context.
         most = min(
             (0.5 * seconds / context for _, context, seconds in points if context), default=0
         )

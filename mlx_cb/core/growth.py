@@ -35,12 +35,30 @@ class Growth:
     def has_room(self, request: Request, running: Sequence[Request]) -> bool:
         """True when the request fits beside what `running` are expected to become.
 
-        Alone it only has to fit with what it has: it may always try.
+        Blocks are short at the moments just before somebody ends: those who go on are at their
+        largest then, and have what the ones before have given back. Alone a request only has to
+        fit with what it has: it may always try.
         """
+        known, spare = self._kv_cache.room_beside(request)
         if not running:
-            return self._kv_cache.can_admit(request, request.num_tokens + 1, headroom=0)
-        headroom = sum(
-            self._kv_cache.num_missing_blocks(other, self.expected_tokens(other))
-            for other in running
-        )
-        return self._kv_cache.can_admit(request, self.expected_tokens(request), headroom=headroom)
+            return self._kv_cache.num_blocks_for(request.num_tokens + 1) - known <= spare
+        block_size = self._kv_cache.block_size
+        # Remaining tokens, tokens, blocks held, blocks of its own to give back.
+        lives = [(self._remaining(request), request.num_tokens, known, 0)]
+        for other in running:
+            held = len(other.block_table)
+            own = held - other.num_cached_tokens // block_size
+            lives.append((self._remaining(other), other.num_tokens, held, own))
+        lives.sort(reverse=True)
+        given_back = sum(own for *_, own in lives)
+        tokens = blocks = 0
+        for alive, (remaining, size, held, own) in enumerate(lives, start=1):
+            tokens, blocks, given_back = tokens + size, blocks + held, given_back - own
+            # A last block is half empty, on average.
+            wanted = (tokens + alive * remaining) / block_size + 0.5 * alive
+            if wanted - blocks > spare + given_back:
+                return False
+        return True
+
+    def _remaining(self, request: Request) -> int:
+        return self.expected_tokens(request) - request.num_tokens

@@ -30,6 +30,7 @@ class StepRecord:
         passed_over: waiting requests that got nothing, with the reason.
         token_budget, predicted_seconds: from the cost model; seconds: measured, None until read.
         context_sum: tokens attended to, over all rows' requests.
+        pairs: for each token of a chunk, the tokens before the chunk; summed.
         admitted, preempted, finished: requests that joined and left, with cause.
         blocks_used, blocks_available: after the step was formed.
     """
@@ -45,6 +46,7 @@ class StepRecord:
     predicted_seconds: float = 0.0
     seconds: float | None = None
     context_sum: int = 0
+    pairs: int = 0
     admitted: list[str] = field(default_factory=list)
     preempted: dict[str, str] = field(default_factory=dict)
     finished: dict[str, str] = field(default_factory=dict)

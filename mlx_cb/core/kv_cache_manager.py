@@ -117,20 +117,15 @@ class KVCacheManager:
         """Blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)
 
-    def num_missing_blocks(self, request: Request, num_tokens: int) -> int:
-        """Blocks a request still has to take for this many tokens."""
-        return max(0, self.num_blocks_for(num_tokens) - len(request.block_table))
-
     def num_resident_tokens(self, request: Request) -> int:
         """Tokens of a request that need no computing as things are."""
         return len(self._find_prefix(request)) * self.block_size
 
-    def can_admit(self, request: Request, num_tokens: int, *, headroom: int) -> bool:
-        """True when `num_tokens` of the request fit beside `headroom` blocks for others' growth."""
+    def room_beside(self, request: Request) -> tuple[int, int]:
+        """Blocks of the request that are known already, and blocks there are for the others."""
         hits = self._find_prefix(request)
         revived = sum(1 for block_id in hits if not self.pool.is_referenced(block_id))
-        needed = self.num_blocks_for(num_tokens) - len(hits)
-        return needed + revived + headroom <= self.pool.num_available
+        return len(hits), self.pool.num_available - revived
 
     def in_the_making(self, request: Request) -> SharedPrefix | None:
         """Blocks that the request would go on with and that another one is computing now."""

@@ -194,7 +194,9 @@ class Scheduler:
         context = sum(request.num_computed_tokens for request in plan.decodes)
         joining = len(self.prefilling) + len(self.waiting)
         crowd = min(num_decodes + joining, self.config.max_num_seqs)
-        budget = token_budget(self.config, self.cost_model, StepShape(num_decodes, crowd, context))
+        prefix = max((request.num_computed_tokens for request in self.prefilling), default=0)
+        shape = StepShape(num_decodes, crowd, context, prefix)
+        budget = token_budget(self.config, self.cost_model, shape)
         plan.record.token_budget = budget
         # Something always moves: a full house of decodes leaves one quantum to those who wait.
         share = int(self.entrance.restraint.prefill_share * (budget - num_decodes))
@@ -291,12 +293,10 @@ class Scheduler:
     def update(
         self, plan: SchedulerOutput, sampled: list[SampledToken], seconds: float
     ) -> list[RequestOutput]:
-        """Take in what a step chose, one SampledToken per `plan.sampling()`; returns the deltas.
-
-        `seconds` is the measured time of the step.
-        """
-        plan.record.seconds = seconds
-        self.cost_model.observe(plan.num_rows, plan.record.context_sum, seconds)
+        """Take in a step of `seconds`: one token per `plan.sampling()`. Returns the deltas."""
+        record = plan.record
+        record.seconds = seconds
+        self.cost_model.observe(plan.num_rows, record.context_sum, seconds, record.pairs)
         for (user, rank), part in plan.shares(self.cost_model).items():
             self.policy.charge(user, rank, part * seconds)
             self.service[user] += part * seconds

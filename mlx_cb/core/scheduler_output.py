@@ -113,7 +113,10 @@ class SchedulerOutput:
         record.context_sum = sum(request.num_computed_tokens for request in self.decodes) + sum(
             chunk.start + chunk.num_tokens for chunk in self.prefills
         )
-        record.predicted_seconds = cost_model.predict(self.num_rows, record.context_sum)
+        record.pairs = sum(chunk.num_tokens * chunk.start for chunk in self.prefills)
+        record.predicted_seconds = cost_model.predict(
+            self.num_rows, record.context_sum, record.pairs
+        )
         record.blocks_used = pool.num_used
         record.blocks_available = pool.num_available
 
@@ -130,6 +133,7 @@ class SchedulerOutput:
             costs[account] = costs.get(account, 0.0) + cost
         for chunk in self.prefills:
             cost = per_row * chunk.num_tokens + per_context * (chunk.start + chunk.num_tokens)
+            cost += cost_model.per_pair * chunk.num_tokens * chunk.start
             account = chunk.request.account
             costs[account] = costs.get(account, 0.0) + cost
         total = sum(costs.values())

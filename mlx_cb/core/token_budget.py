@@ -23,11 +23,13 @@ class StepShape:
         num_decodes: rows that are in it anyway.
         crowd: rows of decode that there will be once those who wait have joined.
         context: tokens that the decodes attend to.
+        prefix: tokens before the chunks, of which each of their rows reads all.
     """
 
     num_decodes: int
     crowd: int
     context: int
+    prefix: int = 0
 
 
 def token_budget(config: SchedulerConfig, cost_model: StepCostModel, shape: StepShape) -> int:
@@ -43,7 +45,7 @@ def token_budget(config: SchedulerConfig, cost_model: StepCostModel, shape: Step
         target = max(STRETCH * target, EFFICIENT * cost_model.predict(1, 0))
     else:
         target = max(target, STRETCH * cost_model.predict(shape.crowd, shape.context))
-    rows = cost_model.rows_within(target, shape.context)
+    rows = cost_model.rows_within(target, shape.context, shape.num_decodes, shape.prefix)
     return _whole_tiles(rows, shape.num_decodes, config.tile_rows or 1)
 
 

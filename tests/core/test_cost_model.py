@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,3 +55,30 @@ def test_budgets_stay_sane(steps: list[tuple[int, int, float]]) -> None:
         assert model.per_context >= 0
         assert 1 <= model.rows_within(0.1, context) <= 4096
         assert model.predict(1, 0) <= model.predict(100, 0)
+
+
+@pytest.mark.parametrize("per_pair", [0.0, 2e-6, 5e-6])
+def test_a_long_prompt_s_chunks_cost_more_the_longer_it_has_become(per_pair):
+    """Two prompts of 2000 tokens beside 8 streams: the second one's steps are predicted."""
+    model, rng, errors = StepCostModel(), random.Random(3), []
+    for prompt in range(2):
+        for step in range(60):
+            rows, context = 8 + 20 * (step % 3 == 0), 8 * 100
+            model.observe(rows, context, 0.06 + 0.003 * rows)
+        for start in range(0, 2000, 40):
+            pairs, context = 40 * start, 8 * 100 + start
+            seconds = 0.06 + 0.003 * 48 + per_pair * pairs
+            if prompt:
+                errors.append(abs(model.predict(48, context, pairs) / seconds - 1))
+            model.observe(48, context, seconds * rng.uniform(0.97, 1.03), pairs)
+    assert sum(errors) / len(errors) < 0.08
+    assert abs(model.per_pair - per_pair) < 0.4e-6 + 0.2 * per_pair
+
+
+def test_rows_of_a_chunk_behind_a_long_prefix_cost_more_each():
+    model = StepCostModel(base=0.05, per_row=0.002)
+    assert model.rows_within(0.25, 0, 8, 1000) == 100
+    model.per_pair = 2e-6
+    rows = model.rows_within(0.25, 0, 8, 1000)
+    assert rows == 8 + 46
+    assert model.predict(rows, 0, 46 * 1000) <= 0.25 < model.predict(rows + 1, 0, 47 * 1000)

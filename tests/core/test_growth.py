@@ -22,8 +22,23 @@ def test_who_is_let_in_by_what_answers_will_become_never_gives_way(expected, gav
     s.growth.output_tokens = expected
     for number in range(6):
         s.add(request(f"r{number}", prompt=12, output=20))
-    assert run(s) == (5 if gave_way else 2)
+    assert run(s) == (5 if gave_way else 3)  # two, and one towards their end
     assert bool(s.num_preemptions) is gave_way
+
+
+def test_who_ends_soon_makes_room_for_who_joins_late():
+    """Of 20 blocks two want 8 each at their end; a third one's 8 come from the first one's."""
+    s = scheduler(num_blocks=21, block_size=4)
+    s.growth.output_tokens = FIRST_GUESS
+    s.add(request("first", prompt=12, output=20))
+    for _ in range(16):
+        step(s)
+    s.add(request("second", prompt=12, output=20))
+    s.add(request("third", prompt=12, output=20))
+    step(s)
+    assert s.num_running == 3
+    run(s)
+    assert s.num_preemptions == 0
 
 
 def test_a_limit_is_believed():
