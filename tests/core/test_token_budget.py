@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlx_cb.config import SchedulerConfig
 from mlx_cb.core.cost_model import StepCostModel
-from mlx_cb.core.token_budget import StepShape, token_budget
+from mlx_cb.core.token_budget import STRETCH, StepShape, token_budget
 
 
 def budget(decodes: int, crowd: int, *, base: float = 0.06, per_row: float = 0.003) -> int:
@@ -16,7 +16,7 @@ def budget(decodes: int, crowd: int, *, base: float = 0.06, per_row: float = 0.0
 def test_a_step_stays_within_a_few_gaps() -> None:
     model = StepCostModel(0.06, 0.003)
     rows = budget(8, 9)
-    assert model.predict(rows, 0) <= 2.5 * model.predict(9, 0) < model.predict(rows + 1, 0)
+    assert model.predict(rows, 0) <= STRETCH * model.predict(9, 0) < model.predict(rows + 1, 0)
 
 
 def test_many_who_wait_may_join_in_larger_steps() -> None:
