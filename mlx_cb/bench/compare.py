@@ -111,6 +111,13 @@ async def warm(server: RunningServer, conditions: Conditions) -> None:
         await drive(conditions.target(server), plan)
 
 
+async def wake(server: RunningServer, conditions: Conditions) -> None:
+    """A short call, so that no pass pays for the others': while one server is measured the system
+    may page out the code of those that idle, and a first step took a second longer."""
+    plan = Steady(streams=1, prompt=32, output=4).plan(seed=-5)
+    await drive(conditions.target(server), plan)
+
+
 async def compare(
     name: str,
     workload: Workload,
@@ -124,6 +131,7 @@ async def compare(
         for server in servers:
             outcome = outcomes[server.spec.label]
             plan = workload.plan(plan_seed(name, conditions.seed, number))
+            await wake(server, conditions)
             watch = LoadWatch(lambda: [server.cpu_seconds() for server in servers])
             run = await drive(
                 conditions.target(server),

@@ -6,6 +6,7 @@ must at least or at most be. Reads a TOML file and plain figures; measures nothi
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -142,9 +143,10 @@ def judge(gate: Gate, measured: Mapping[str, Measured]) -> GateResult:
         base = _find(gate.against, measured)
         if base is None:
             return GateResult(gate, None, False, f"{gate.against} was not measured")
-        if base == 0:
+        if base == 0 and not (gate.at_least is not None and value > 0):
             return GateResult(gate, None, False, f"{gate.against} is zero")
-        value /= base
+        # Something is more than any multiple of nothing.
+        value = value / base if base else math.inf
     unfair = _unfair(gate, measured)
     if unfair:
         return GateResult(gate, value, False, unfair)

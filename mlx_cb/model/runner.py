@@ -25,7 +25,7 @@ from mlx_cb.attention.tuning import gpu_architecture, load_tuning
 from mlx_cb.core.outputs import SampledToken, TokenLogprobs
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler_output import SchedulerOutput
-from mlx_cb.model import sampler
+from mlx_cb.model import heap, sampler
 from mlx_cb.model.cache_spec import CacheSpec, layer_kinds
 from mlx_cb.model.fast_swiglu import bind_swiglu
 from mlx_cb.model.forward_batch import ForwardBatch, PreviousTokens
@@ -105,6 +105,7 @@ class ModelRunner:
         self.forward = make_forward(model, spec, self.storage, self.backend)
         self._on_cpu = mx.default_device().type == mx.DeviceType.cpu
         if self._on_cpu:
+            heap.keep_arrays()
             share_rotation(model)
             bind_swiglu(model)
         self._choose_on_device = sampler.choose_on_device
@@ -270,6 +271,7 @@ class ModelRunner:
         """Keep no more than `num_blocks` blocks in memory."""
         if self.storage.num_blocks > num_blocks:
             self.storage.resize(num_blocks)
+        heap.give_back()
 
     def reset(self) -> None:
         """Give up everything that is kept between steps, after a step that failed."""

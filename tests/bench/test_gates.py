@@ -51,6 +51,13 @@ def test_a_ratio_that_is_too_low_says_so(tmp_path):
     assert result.reason == "1.9 is below 2"
 
 
+def test_something_is_more_than_any_multiple_of_nothing(tmp_path):
+    assert judge(gate(tmp_path, RATIO), measured(peer=0.0)).passed
+    nothing = judge(gate(tmp_path, RATIO), measured(ours=0.0, peer=0.0))
+    assert not nothing.passed
+    assert nothing.reason == "churn/P/output_tok_s is zero"
+
+
 @pytest.mark.parametrize(("ttft", "passed"), [(0.5, True), (0.51, False)])
 def test_an_absolute_limit(tmp_path, ttft, passed):
     assert judge(gate(tmp_path, ABSOLUTE), measured(ttft=ttft)).passed is passed
