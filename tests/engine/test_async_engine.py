@@ -110,6 +110,16 @@ async def test_worker_killed_three_times_under_eight_streams(checkpoint: Path) -
         assert engine.num_restarts == 3
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux schedules so")
+@asynchronous
+async def test_no_thread_of_the_worker_interrupts_another(checkpoint: Path) -> None:
+    async with running(checkpoint) as engine:
+        await read(engine, "r", [1], 3)
+        threads = psutil.Process(engine.worker_pid).threads()
+        assert len(threads) > 1
+        assert {os.sched_getscheduler(thread.id) for thread in threads} == {os.SCHED_BATCH}
+
+
 @asynchronous
 async def test_c009_a_stuck_worker_is_noticed_and_replaced(checkpoint: Path) -> None:
     async with running(checkpoint, step_timeout_s=1.0) as engine:
