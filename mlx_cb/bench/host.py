@@ -26,6 +26,7 @@ from mlx_cb.core.kv_cache_manager import KVCacheManager
 from mlx_cb.core.outputs import SampledToken
 from mlx_cb.core.request import Request
 from mlx_cb.core.scheduler import Scheduler
+from mlx_cb.engine.worker import let_threads_finish
 from mlx_cb.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -268,5 +269,6 @@ def _wall_seconds(action: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
+    let_threads_finish()  # as the engine's process does
     blas.load()
     sys.stdout.write(msgspec.json.encode(measure_host(Path(sys.argv[1]))).decode())
