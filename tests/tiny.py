@@ -76,7 +76,10 @@ def engine(
     kv_dtype: str = "auto",
     **scheduler: object,
 ) -> EngineCore:
-    """An engine in this process with exactly `num_blocks` blocks."""
+    """An engine in this process with exactly `num_blocks` blocks.
+
+    It expects answers to end at once, and so lets in more than will fit: somebody has to give way.
+    """
     form = stored_form(kv_dtype, mx.float32, (model.args.head_dim,))
     bytes_per_token = 2 * 2 * form.bytes_per_row(model.args.head_dim) * len(model.layers)
     config = EngineConfig(
@@ -89,7 +92,9 @@ def engine(
         scheduler=SchedulerConfig(**scheduler),
         attention=attention,
     )
-    return EngineCore(config, loaded_model(model, eos_token_ids))
+    core = EngineCore(config, loaded_model(model, eos_token_ids))
+    core.scheduler.growth.output_tokens = 0.0
+    return core
 
 
 def greedy(max_tokens: int, **changes: object) -> SamplingParams:

@@ -30,6 +30,7 @@ def engine(model: nn.Module, family: str, num_blocks: int, **scheduler: object) 
     ticks = itertools.count()
     core = EngineCore(roomy, loaded, clock=lambda: next(ticks) / 100)  # the same run every time
     core.scheduler.kv_cache.pool.capacity = num_blocks
+    core.scheduler.growth.output_tokens = 0.0  # lets in more than will fit
     return core
 
 
@@ -45,7 +46,6 @@ def check_parity(model: nn.Module, family: str, seed: int = 0) -> EngineCore:
     prompts.append([*prompts[3][:40], 5, 6, 7])  # begins like another one
     outputs = [20, 24, 18, 9, 15, 10, 8]
     core = engine(model, family, num_blocks=11, max_num_batched_tokens=19, max_num_seqs=5)
-    core.scheduler.growth.output_tokens = 0.0  # lets in more than will fit
     collected = tiny.Collected()
     for tick in range(600):
         if tick % 2 == 0 and tick // 2 < len(prompts):
