@@ -7,6 +7,7 @@ code with our function under that name; mlx-lm itself stays as it is.
 
 from __future__ import annotations
 
+import copy
 import math
 from functools import partial
 from types import FunctionType
@@ -30,6 +31,11 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
 
 def bind_swiglu(model: nn.Module) -> int:
     """Let the model's layers take `swiglu` of this file. Returns the number of layers bound."""
+    for parent in model.modules():
+        for key, child in list(parent.items()):
+            if isinstance(child, nn.Module) and not child and _calls_swiglu(type(child)):
+                # One without weights may be a default value, which all models would share.
+                parent[key] = copy.copy(child)
     bound: dict[type[nn.Module], type[nn.Module]] = {}
     layers = [layer for layer in model.modules() if _calls_swiglu(type(layer))]
     for layer in layers:

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.models import activations, llama
-from mlx_lm.models.switch_layers import SwitchGLU
+from mlx_lm.models.switch_layers import SwiGLU, SwitchGLU
 
 from mlx_cb.model.fast_swiglu import bind_swiglu, swiglu
 
@@ -38,9 +38,15 @@ def test_it_is_ours_that_is_called(monkeypatch):
     assert isinstance(layer, llama.MLP)
 
 
-def test_experts_are_bound_too():
-    layer = SwitchGLU(64, 128, 4)
+def test_experts_are_bound_too_but_no_other_model_s():
+    layer, other = SwitchGLU(64, 128, 4), SwitchGLU(64, 128, 4)
+    assert layer.activation is other.activation
+    x, experts = mx.random.normal((300, 64)), mx.zeros((300, 2), dtype=mx.int32)
+    before = np.array(layer(x, experts))
     assert bind_swiglu(layer) == 1
+    assert type(layer.activation) is not SwiGLU
+    assert type(other.activation) is SwiGLU
+    np.testing.assert_allclose(np.array(layer(x, experts)), before, rtol=1e-4, atol=1e-4)
 
 
 def test_far_values_and_no_numbers():
