@@ -235,12 +235,15 @@ def test_random_lives_of_blocks(capsys: pytest.CaptureFixture[str]) -> None:
     """2,000 rules and more, all blocks accounted for and every slot right after each."""
     SpillMachine.num_rules = 0
     SpillMachine.seen.clear()
-    run_state_machine_as_test(
-        SpillMachine,
-        settings=settings(max_examples=60, stateful_step_count=60, deadline=None),
-    )
+    kinds = {"evicted", "spilled", "restored", "copied", "gave way"}
+    for _ in range(6):  # chance may leave a kind out of one round
+        run_state_machine_as_test(
+            SpillMachine,
+            settings=settings(max_examples=60, stateful_step_count=60, deadline=None),
+        )
+        if all(SpillMachine.seen[kind] for kind in kinds):
+            break
     with capsys.disabled():
         print(f"\n{SpillMachine.num_rules} rules; blocks: {dict(SpillMachine.seen)}")
     assert SpillMachine.num_rules >= 2000
-    assert set(SpillMachine.seen) >= {"evicted", "spilled", "restored", "copied", "gave way"}
-    assert all(SpillMachine.seen.values())
+    assert all(SpillMachine.seen[kind] for kind in kinds)
