@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.generate import generate_step
 from mlx_lm.models import llama
@@ -175,18 +177,33 @@ def like_alone(
         same_tokens(model, list(prompt), got, wanted)
 
 
+@contextmanager
+def as_mlx_lm_has_it(model: nn.Module) -> Iterator[None]:
+    """For a while no layer of the model is a class of ours: a reference must not run our code."""
+    bound = [(m, type(m)) for m in model.modules() if type(m).__module__.startswith("mlx_cb.")]
+    for layer, ours in bound:
+        layer.__class__ = ours.__bases__[0]
+    try:
+        yield
+    finally:
+        for layer, ours in bound:
+            layer.__class__ = ours
+
+
 def solo(model: llama.Model, prompt: list[int], max_tokens: int) -> list[int]:
     """What mlx-lm's own single-sequence generation answers, greedily."""
-    steps = generate_step(mx.array(prompt), model, max_tokens=max_tokens)
-    return [int(token) for token, _ in steps]
+    with as_mlx_lm_has_it(model):
+        steps = generate_step(mx.array(prompt), model, max_tokens=max_tokens)
+        return [int(token) for token, _ in steps]
 
 
 def same_tokens(model: llama.Model, prompt: list[int], got: list[int], wanted: list[int]) -> int:
     """Assert equality up to near-ties; returns the number of near-ties met (0 or 1)."""
     for index, (a, b) in enumerate(zip(got, wanted, strict=False)):
         if a != b:
-            logits = model(mx.array([prompt + wanted[:index]]), cache=make_prompt_cache(model))
-            gap = abs(float(logits[0, -1, a]) - float(logits[0, -1, b]))
+            with as_mlx_lm_has_it(model):
+                logits = model(mx.array([prompt + wanted[:index]]), cache=make_prompt_cache(model))
+                gap = abs(float(logits[0, -1, a]) - float(logits[0, -1, b]))
             assert gap <= NEAR_TIE, f"token {index}: {a} instead of {b}, {gap} apart"
             return 1
     assert len(got) == len(wanted)
