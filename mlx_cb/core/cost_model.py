@@ -32,7 +32,7 @@ class StepCostModel:
     `seconds = base + per_row * rows + per_context * context + per_pair * pairs`.
 
     `rows` are tokens in the step, `context` is the sum of the contexts they attend to, and `pairs`
-    counts, for each token of a chunk, the tokens before the chunk that it attends to. Measurements
+    counts, for each row of a chunk, the tokens that it attends to. Measurements
     are averaged per half octave of rows and the line is fitted through these averages, so that an
     hour of equal steps does not wash out what is known about others. Pairs are told from how steps
     of about as many rows differ: a long prompt's chunks are alike but for them.
@@ -61,8 +61,11 @@ class StepCostModel:
         room = seconds - self.base - self.per_context * context
         rows = int(room / self.per_row)
         if rows > num_decodes:
+            # n rows have n * prefix + n * n / 2 pairs: the positive root of a square equation.
             left = room - self.per_row * num_decodes
-            rows = num_decodes + int(left / (self.per_row + self.per_pair * prefix))
+            first = self.per_row + self.per_pair * prefix
+            root = math.sqrt(first * first + 2 * self.per_pair * left)
+            rows = num_decodes + int(2 * left / (first + root))
         return max(1, min(MAX_ROWS, rows))
 
     def observe(self, rows: int, context: int, seconds: float, pairs: int = 0) -> None:

@@ -47,7 +47,7 @@ class Growth:
         lives = [(self._remaining(request), request.num_tokens, known, 0)]
         for other in running:
             held = len(other.block_table)
-            own = held - other.num_cached_tokens // block_size
+            own = max(0, held - other.num_cached_tokens // block_size)
             lives.append((self._remaining(other), other.num_tokens, held, own))
         lives.sort(reverse=True)
         given_back = sum(own for *_, own in lives)

@@ -30,7 +30,7 @@ class StepRecord:
         passed_over: waiting requests that got nothing, with the reason.
         token_budget, predicted_seconds: from the cost model; seconds: measured, None until read.
         context_sum: tokens attended to, over all rows' requests.
-        pairs: for each token of a chunk, the tokens before the chunk; summed.
+        pairs: tokens that each row of a chunk attends to, summed over the chunks' rows.
         admitted, preempted, finished: requests that joined and left, with cause.
         blocks_used, blocks_available: after the step was formed.
     """

@@ -22,6 +22,11 @@ class ScheduledChunk:
     num_tokens: int
     samples: bool
 
+    @property
+    def pairs(self) -> int:
+        """Tokens that each of its rows attends to, summed."""
+        return self.num_tokens * self.start + self.num_tokens * (self.num_tokens + 1) // 2
+
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
@@ -113,7 +118,7 @@ class SchedulerOutput:
         record.context_sum = sum(request.num_computed_tokens for request in self.decodes) + sum(
             chunk.start + chunk.num_tokens for chunk in self.prefills
         )
-        record.pairs = sum(chunk.num_tokens * chunk.start for chunk in self.prefills)
+        record.pairs = sum(chunk.pairs for chunk in self.prefills)
         record.predicted_seconds = cost_model.predict(
             self.num_rows, record.context_sum, record.pairs
         )
@@ -133,7 +138,7 @@ class SchedulerOutput:
             costs[account] = costs.get(account, 0.0) + cost
         for chunk in self.prefills:
             cost = per_row * chunk.num_tokens + per_context * (chunk.start + chunk.num_tokens)
-            cost += cost_model.per_pair * chunk.num_tokens * chunk.start
+            cost += cost_model.per_pair * chunk.pairs
             account = chunk.request.account
             costs[account] = costs.get(account, 0.0) + cost
         total = sum(costs.values())

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from mlx_cb.config import SchedulerConfig
 from mlx_cb.core.cost_model import StepCostModel
 
-#: Times a step of decodes alone that a step may take. Between what streams feel and what a prompt
-#: waits: at 2.5 a prompt of 1024 tokens took half as long again as on an idle machine, at 4 the
-#: streams' gaps were four times as long.
+#: Times a step of decodes alone that a step may take: more shortens what a long prompt waits, less
+#: the streams' gaps beside it. Beside 8 streams a prompt of 1024 tokens took 1.50 times its time on
+#: an idle machine at 2.5, and 1.39 times at 2.8 (docs/performance.md, G6 and G7).
 STRETCH = 2.8
 IDLE_STRETCH = 2.5  # times the inter-token target that a step without streams may take
 EFFICIENT = 4.0  # times the smallest step: from there on a prefill step is nearly as good as any
@@ -27,7 +27,7 @@ class StepShape:
         num_decodes: rows that are in it anyway.
         crowd: rows of decode that there will be once those who wait have joined.
         context: tokens that the decodes attend to.
-        prefix: tokens before the chunks, of which each of their rows reads all.
+        prefix: tokens before the longest running prompt's next chunk; each of its rows reads all.
     """
 
     num_decodes: int

@@ -155,8 +155,8 @@ def let_threads_finish() -> None:
     """Linux: threads of this process that wake up wait for the processor's next free moment.
 
     MLX's CPU backend hands each operation to a thread of its own. On one core that thread took the
-    processor at every one, 180 times in a step of two layers, and the step a fifth longer. What
-    the front has to send goes first as well. Where the system forbids it all goes as it went.
+    processor at every one, 180 times in a step of two layers, and the step took a fifth longer.
+    What the front has to send goes first as well. Where the system forbids it all goes as it went.
     """
     if hasattr(os, "SCHED_BATCH"):
         try:
@@ -167,10 +167,10 @@ def let_threads_finish() -> None:
 
 def main() -> None:
     """Entry point of the process."""
-    let_threads_finish()  # before there are any, which inherit it
     # Ctrl-C goes to the whole terminal group; the front decides when the worker ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    let_threads_finish()  # before there are any, which inherit it
     connection = socket.socket(fileno=int(sys.argv[1]))
     try:
         Worker(WorkerChannel(connection)).run()

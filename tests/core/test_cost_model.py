@@ -66,7 +66,7 @@ def test_a_long_prompt_s_chunks_cost_more_the_longer_it_has_become(per_pair):
             rows, context = 8 + 20 * (step % 3 == 0), 8 * 100
             model.observe(rows, context, 0.06 + 0.003 * rows)
         for start in range(0, 2000, 40):
-            pairs, context = 40 * start, 8 * 100 + start
+            pairs, context = 40 * start + 820, 8 * 100 + start
             seconds = 0.06 + 0.003 * 48 + per_pair * pairs
             if prompt:
                 errors.append(abs(model.predict(48, context, pairs) / seconds - 1))
@@ -79,6 +79,9 @@ def test_rows_of_a_chunk_behind_a_long_prefix_cost_more_each():
     model = StepCostModel(base=0.05, per_row=0.002)
     assert model.rows_within(0.25, 0, 8, 1000) == 100
     model.per_pair = 2e-6
-    rows = model.rows_within(0.25, 0, 8, 1000)
-    assert rows == 8 + 46
-    assert model.predict(rows, 0, 46 * 1000) <= 0.25 < model.predict(rows + 1, 0, 47 * 1000)
+    chunk = model.rows_within(0.25, 0, 8, 1000) - 8
+    assert 40 < chunk < 46
+    within, beyond = (
+        model.predict(8 + rows, 0, rows * 1000 + rows * rows // 2) for rows in (chunk, chunk + 1)
+    )
+    assert within <= 0.25 < beyond

@@ -30,7 +30,7 @@ def test_a_layer_gives_what_it_gave(rows):
     np.testing.assert_allclose(np.array(layer(x)), before, rtol=1e-4, atol=1e-4)
 
 
-def test_it_is_ours_that_is_called(monkeypatch):
+def test_it_is_ours_that_is_called():
     layer = a_llama()
     bind_swiglu(layer)
     assert type(layer).__call__.__globals__["swiglu"] is swiglu
