@@ -7,9 +7,12 @@ number of rows whose predicted time stays under a target.
 from __future__ import annotations
 
 import math
+from bisect import bisect, bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 SMOOTHING = 0.1  # weight of a new measurement in its bucket
+TRUST = 2  # steps after which a bucket's average counts half against the line through all
 MAX_ROWS = 4096
 OUTLIER = 3.0  # times the prediction that a measurement may count for
 
@@ -36,6 +39,9 @@ class StepCostModel:
     are averaged per half octave of rows and the line is fitted through these averages, so that an
     hour of equal steps does not wash out what is known about others. Pairs are told from how steps
     of about as many rows differ: a long prompt's chunks are alike but for them.
+
+    Rows do not cost the same at 8 as at 80, so a prediction follows the averages themselves, from
+    one to the next, as far as they are known; the line says what lies beyond.
     """
 
     def __init__(self, base: float = 0.02, per_row: float = 0.002) -> None:
@@ -45,11 +51,26 @@ class StepCostModel:
         self.per_pair = 0.0
         self.num_observations = 0
         self._buckets: dict[int, _Bucket] = {}
+        self._curve: list[tuple[float, float]] = []  # rows and seconds, both ascending
 
     def predict(self, rows: int, context: int, pairs: int = 0) -> float:
         """Seconds a step of this shape takes."""
         read = self.per_context * context + self.per_pair * pairs
-        return self.base + self.per_row * rows + read
+        return self._of_rows(rows) + read
+
+    def _of_rows(self, rows: float) -> float:
+        """Seconds of a step that attends to nothing."""
+        curve = self._curve
+        if not curve:
+            return self.base + self.per_row * rows
+        after = bisect(curve, (rows, math.inf))
+        if after == len(curve):
+            return curve[-1][1] + self.per_row * (rows - curve[-1][0])
+        right_rows, right = curve[after]
+        if after == 0:
+            return max(0.5 * right, right - self.per_row * (right_rows - rows))
+        left_rows, left = curve[after - 1]
+        return left + (right - left) * (rows - left_rows) / (right_rows - left_rows)
 
     def rows_within(
         self, seconds: float, context: int, num_decodes: int = 0, prefix: int = 0
@@ -58,15 +79,12 @@ class StepCostModel:
 
         `num_decodes` of them are decodes, the others of a chunk with `prefix` tokens before it.
         """
-        room = seconds - self.base - self.per_context * context
-        rows = int(room / self.per_row)
-        if rows > num_decodes:
-            # n rows have n * prefix + n * n / 2 pairs: the positive root of a square equation.
-            left = room - self.per_row * num_decodes
-            first = self.per_row + self.per_pair * prefix
-            root = math.sqrt(first * first + 2 * self.per_pair * left)
-            rows = num_decodes + int(2 * left / (first + root))
-        return max(1, min(MAX_ROWS, rows))
+
+        def predicted(rows: int) -> float:
+            chunk = max(0, rows - num_decodes)
+            return self.predict(rows, context, chunk * prefix + chunk * (chunk + 1) // 2)
+
+        return max(1, bisect_right(range(1, MAX_ROWS + 1), seconds, key=predicted))
 
     def observe(self, rows: int, context: int, seconds: float, pairs: int = 0) -> None:
         """Learn from a measured step. One stall (a busy core, a nap) counts for little."""
@@ -121,6 +139,31 @@ class StepCostModel:
         # Neither may vanish: a budget is divided by the one and a step never costs nothing.
         self.per_row = max(slope, 1e-3 * mean_seconds / mean_rows)
         self.base = max(mean_seconds - self.per_row * mean_rows, 1e-3 * mean_seconds)
+        self._curve = _ascending(sorted(self._knots()))
+
+    def _knots(self) -> Iterator[tuple[float, float, int]]:
+        """Rows, seconds without what was read, and steps of each bucket; few steps count little."""
+        for b in self._buckets.values():
+            line = self.base + self.per_row * b.rows
+            own = b.seconds - self.per_context * b.context - self.per_pair * b.pairs
+            yield b.rows, line + (own - line) * b.count / (b.count + TRUST), b.count
+
+
+def _ascending(knots: Iterable[tuple[float, float, int]]) -> list[tuple[float, float]]:
+    """(rows, seconds) of knots that ascend in rows; those that fall back in seconds are joined.
+
+    Source: Ayer et al. 1955, pool adjacent violators.
+    """
+    joined: list[tuple[float, float, int]] = []
+    for rows, seconds, weight in knots:
+        while joined and joined[-1][1] >= seconds:
+            other_rows, other, other_weight = joined.pop()
+            total = weight + other_weight
+            rows = (weight * rows + other_weight * other_rows) / total
+            seconds = (weight * seconds + other_weight * other) / total
+            weight = total
+        joined.append((rows, seconds, weight))
+    return [(rows, seconds) for rows, seconds, _ in joined]
 
 
 def _slopes(points: list[tuple[float, float, float]]) -> tuple[float, float]:

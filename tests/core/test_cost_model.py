@@ -45,6 +45,31 @@ def test_an_hour_of_equal_steps_does_not_wash_out_the_others() -> None:
     assert abs(model.predict(64, 0) - (0.05 + 0.003 * 64)) < 0.01
 
 
+def test_each_number_of_rows_is_predicted_by_its_own_steps():
+    """Small products and large ones do not cost the same per row; no line goes through all."""
+    seconds = {1: 0.11, 4: 0.12, 8: 0.13, 16: 0.19, 32: 0.3, 64: 0.42, 128: 0.7, 512: 2.5}
+    model, rng = StepCostModel(), random.Random(0)
+    for _ in range(60):
+        for rows, taken in seconds.items():
+            model.observe(rows, 0, taken * rng.uniform(0.95, 1.05))
+    assert model.base + 8 * model.per_row > 0.15
+    for rows, taken in seconds.items():
+        assert model.predict(rows, 0) == pytest.approx(taken, rel=0.06)
+    assert model.predict(24, 0) == pytest.approx(0.245, rel=0.06)
+    assert model.predict(768, 0) > 1.3 * model.predict(512, 0)
+    assert 60 <= model.rows_within(0.42, 0) <= 68
+
+
+def test_few_steps_of_a_size_hardly_count_against_the_line_through_the_others():
+    model = StepCostModel()
+    for _ in range(50):
+        for rows in (1, 8, 32, 128):
+            model.observe(rows, 0, 0.05 + 0.003 * rows)
+    model.observe(64, 0, 3 * 0.242)
+    assert model.predict(64, 0) < 1.8 * 0.242
+    assert model.predict(128, 0) < 1.8 * 0.434
+
+
 @given(st.lists(st.tuples(st.integers(1, 600), st.integers(0, 10**6), st.floats(1e-5, 50.0))))
 def test_budgets_stay_sane(steps: list[tuple[int, int, float]]) -> None:
     model = StepCostModel()
@@ -54,7 +79,9 @@ def test_budgets_stay_sane(steps: list[tuple[int, int, float]]) -> None:
         assert model.per_row > 0
         assert model.per_context >= 0
         assert 1 <= model.rows_within(0.1, context) <= 4096
-        assert model.predict(1, 0) <= model.predict(100, 0)
+        costs = [model.predict(rows, 0) for rows in (1, 7, 33, 100, 601, 4096)]
+        assert costs[0] > 0
+        assert costs == sorted(costs)
 
 
 @pytest.mark.parametrize("per_pair", [0.0, 2e-6, 5e-6])
