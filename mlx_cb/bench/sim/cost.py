@@ -25,7 +25,8 @@ class PassShape:
         chunks: parts of prefill, each with an attention of its own.
         pairs: query-key pairs of the chunks that causality leaves, c·(s + c/2), c tokens after s.
         scores: the same without causality, c·(s + c).
-        copied: tokens whose keys and values are moved elsewhere for this pass.
+        copied: tokens whose keys and values are moved elsewhere for this pass; moving any takes a
+            few operations in every layer, however little there is.
     """
 
     rows: int
@@ -109,6 +110,7 @@ def features(shape: PassShape) -> list[float]:
         float(shape.context),
         float(shape.scores),
         float(shape.copied),
+        float(shape.copied > 0),
     ]
 
 
@@ -121,10 +123,8 @@ class FittedCost:
         self.coefficients = coefficients
         self.spread = spread
         self._by_rows: dict[int, float] = {}
-        _, self._sampled, self._chunks, self._context, self._scores, self._copied = (
-            0.0,
-            *coefficients[-5:],
-        )
+        self._sampled, self._chunks, self._context, self._scores = coefficients[-6:-2]
+        self._copied, self._move = coefficients[-2:]
 
     def seconds(self, shape: PassShape) -> float:
         """See PassCost."""
@@ -135,6 +135,7 @@ class FittedCost:
             + self._context * shape.context
             + self._scores * shape.scores
             + self._copied * shape.copied
+            + self._move * (shape.copied > 0)
         )
 
     def _rows(self, rows: int) -> float:

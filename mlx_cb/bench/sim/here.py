@@ -28,8 +28,8 @@ from mlx_cb.bench.sim.measured import Description, content_of, describe, our_ste
 from mlx_cb.bench.workloads.base import Workload, make, seeds
 
 ALONE = (16, 48, 128, 256, 512, 1024)  # prompt lengths measured alone
-TOGETHER = ((2, 24), (4, 24), (8, 24), (16, 24), (32, 24), (8, 256))  # streams, prompt length
-SAID = 12
+TOGETHER = ((2, 24), (4, 24), (8, 24), (16, 24), (32, 24), (8, 256), (6, 512))  # streams, prompts
+SAID = (8, 10, 12, 14)  # tokens of a stage's streams in turn: they leave one after another
 
 LOADS: tuple[tuple[str, dict[str, object]], ...] = (
     ("churn", {"streams": 12, "calls": 48}),
@@ -42,12 +42,11 @@ LOADS: tuple[tuple[str, dict[str, object]], ...] = (
 class Probe(Workload):
     """Passes of every shape: single prompts of growing length, then streams of growing number.
 
-    Each stage begins when the one before it has ended.
+    Each stage begins when the one before it has ended, and its streams end one after another.
     """
 
     alone: tuple[int, ...] = ALONE
     together: tuple[tuple[int, int], ...] = TOGETHER
-    said: int = SAID
 
     def plan(self, seed: int) -> Plan:
         """One lane for the single prompts, one per stream."""
@@ -59,10 +58,10 @@ class Probe(Workload):
             group = f"{streams}x{length}"
             lanes += [
                 Lane(
-                    deque([Call(Prompt(length, next_seed()), self.said, group=group)]),
+                    deque([Call(Prompt(length, next_seed()), SAID[n % len(SAID)], group=group)]),
                     starts_when=before,
                 )
-                for _ in range(streams)
+                for n in range(streams)
             ]
             before = Milestone(group, streams)
         return Plan(lanes)

@@ -83,7 +83,7 @@ def test_names_are_found_and_unknown_ones_are_said():
 def test_a_fit_finds_the_cost_that_made_the_steps():
     rng = random.Random(3)
     slopes = [3e-3, 3e-3, 2e-3, 2e-3, 2e-3, 2e-3, 2e-3, 2e-3, 2e-3, 2e-3]
-    true = FittedCost((0.06, *slopes, 4e-4, 0.0, 2e-6, 3e-8, 1e-7))
+    true = FittedCost((0.06, *slopes, 4e-4, 0.0, 2e-6, 3e-8, 1e-6, 0.02))
     steps = []
     for _ in range(300):
         decodes, tokens, start = (
@@ -97,7 +97,7 @@ def test_a_fit_finds_the_cost_that_made_the_steps():
             context=decodes * 200 + start,
             chunks=int(tokens > 0),
             scores=tokens * (start + tokens),
-            copied=rng.choice((0, 2000)),
+            copied=rng.choice((0, 200, 8000)),
         )
         noise = rng.lognormvariate(0.0, 0.05)
         steps.append(Measured([shape], true.seconds(shape) * noise))
@@ -106,6 +106,7 @@ def test_a_fit_finds_the_cost_that_made_the_steps():
     assert np.mean(errors) < 0.03
     assert found.spread == pytest.approx(0.05, rel=0.3)
     assert all(value >= 0 for value in found.coefficients)
+    assert found.coefficients[-1] == pytest.approx(0.02, rel=0.3)  # to begin to move
 
 
 def test_one_stall_does_not_bend_a_fit():
@@ -123,7 +124,7 @@ def test_beyond_what_was_measured_rows_cost_what_they_cost_before():
 
 
 def test_coefficients_must_be_those_of_the_features():
-    assert len(features(PassShape(5))) == len(KNOTS) + 6
+    assert len(features(PassShape(5))) == len(KNOTS) + 7
     with pytest.raises(ValueError, match="coefficients"):
         FittedCost((1.0, 2.0))
     with pytest.raises(ValueError, match="too few"):

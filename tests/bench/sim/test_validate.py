@@ -37,7 +37,7 @@ PEER = ["python", "-m", "mlx_cb.bench.peer_launcher", "--model", "demo"]
 
 def cost(factor=1.0, spread=0.0):
     rows = [0.003 * factor] * len(KNOTS)
-    return FittedCost((0.06 * factor, *rows, 3e-4, 1e-3, 1e-6, 2e-8, 1e-7), spread)
+    return FittedCost((0.06 * factor, *rows, 3e-4, 1e-3, 1e-6, 2e-8, 1e-7, 2e-3), spread)
 
 
 def description(factor=1.0):
