@@ -1,7 +1,8 @@
-"""Measures this machine for the simulator: a probe to fit the cost of passes on, then other loads.
+"""Measures this machine for the simulator: a probe to fit the cost of passes on, and other loads.
 
 Starts our server and mlx_lm.server on the same fp32 weights, as `bench compare` does. What the
-probe measures is never what the simulator is judged by.
+probe measures is never what the simulator is judged by. It is measured before the loads and after
+them, because a shared machine is not equally fast for a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +26,19 @@ from mlx_cb.bench.peer_launcher import JOURNAL
 from mlx_cb.bench.prompts import TokenizerWords
 from mlx_cb.bench.report import Report
 from mlx_cb.bench.servers import Cores, Kind, RunningServer, ServerSpec
-from mlx_cb.bench.sim.measured import Description, content_of, describe, our_steps, peer_steps
+from mlx_cb.bench.sim.fit import Measured
+from mlx_cb.bench.sim.measured import content_of, describe, our_steps, peer_steps
 from mlx_cb.bench.workloads.base import Workload, make, seeds
 
 ALONE = (16, 48, 128, 256, 512, 1024)  # prompt lengths measured alone
 TOGETHER = ((2, 24), (4, 24), (8, 24), (16, 24), (32, 24), (8, 256), (6, 512))  # streams, prompts
 SAID = (8, 10, 12, 14)  # tokens of a stage's streams in turn: they leave one after another
 
+#: Conversations at a rate that both can hold: the queue of who cannot grows as long as the load
+#: lasts, and its tails hang on which prompts happen to share a pass.
 LOADS: tuple[tuple[str, dict[str, object]], ...] = (
     ("churn", {"streams": 12, "calls": 48}),
-    ("poisson", {"rate": 0.7, "calls": 32}),
+    ("poisson", {"rate": 0.4, "calls": 32, "scale": 16}),
     ("hog", {"hog_calls": 10, "hog_prompt": 256, "hog_output": 16, "victims": 4}),
 )
 
@@ -81,10 +86,10 @@ class Settings:
 
 
 async def measure_here(name: str, folder: Path, settings: Settings) -> Report:
-    """Probe both servers, then put each load on both. `folder` holds fp32 weights.
+    """Put a probe and each load on both servers, and the probe again. `folder` holds fp32 weights.
 
     The report has, beside what all reports have, the `description` of this machine that was fitted
-    on the probe, and the `journals` of all measured steps by run and server.
+    on the probes, and the `journals` of all measured steps by run and server.
     """
     average = settings.policy.check_before()
     cores = Cores.choose(settings.policy.pin)
@@ -100,13 +105,9 @@ async def measure_here(name: str, folder: Path, settings: Settings) -> Report:
         fleet = Fleet(cores, conditions)
         cores.pin_client()
         try:
-            settings.announce("probe")
             servers = await fleet.bring_up(specs)
-            probe = Conditions(conditions.words, 1, settings.seed)
-            probed = await compare("probe", Probe(), servers, probe)
-            result["journals"] |= _journals(probed, journal)
-            description = await _describe(name, result, probed, servers[0], journal)
-            result["description"] = content_of(description)
+            probes = [await _probe("probe", servers, conditions, settings)]
+            await _describe(name, result, probes, servers[0], journal)
             settings.keep(result)
             for load, parameters in settings.loads:
                 settings.announce(load)
@@ -114,6 +115,8 @@ async def measure_here(name: str, folder: Path, settings: Settings) -> Report:
                 result["journals"] |= _journals(compared, journal)
                 result["runs"].append(report.comparison_entry(compared, name))
                 settings.keep(result)
+            probes.append(await _probe("probe again", servers, conditions, settings))
+            await _describe(name, result, probes, servers[0], journal)
         finally:
             fleet.stop()
     conclude(result, average, settings.policy)
@@ -135,25 +138,41 @@ def _end_of(run: Run) -> float:
     return run.began + max(record.ended_s for record in run.records)
 
 
+async def _probe(
+    name: str, servers: Sequence[RunningServer], conditions: Conditions, settings: Settings
+) -> Comparison:
+    settings.announce(name)
+    return await compare(name, Probe(), servers, replace(conditions, rounds=1))
+
+
 async def _describe(
-    name: str, result: Report, probed: Comparison, server: RunningServer, journal: Path
-) -> Description:
-    ours, peer = (probed.outcomes[label].runs[0] for label in ("ours", "P"))
+    name: str,
+    result: Report,
+    probes: Sequence[Comparison],
+    server: RunningServer,
+    journal: Path,
+) -> None:
+    """Put the probes' journals and what they say of this machine into the result."""
     answer = await get_json_bytes(server.endpoint, "/status")
     status: dict[str, Any] = msgspec.json.decode(answer.body)
     engine = status.get("engine", status)
-    sides = [
-        (our_steps(ours.steps), _alone(ours)),
-        (peer_steps(journal, peer.began, _end_of(peer)), _alone(peer)),
-    ]
+    for probe in probes:
+        result["journals"] |= _journals(probe, journal)
+    sides = []
+    for label in ("ours", "P"):
+        found = [result["journals"][f"{probe.name}/{label}"] for probe in probes]
+        steps = msgspec.convert(list(chain.from_iterable(found)), list[Measured])
+        calls = [call for probe in probes for call in _alone(probe.outcomes[label].runs[0])]
+        sides.append((steps, calls))
     processor = result["environment"]["processor"]
-    return describe(
+    description = describe(
         f"{name} fp32 on {processor}",
-        f"fitted on the probe of {result['created'][:10]}",
+        f"fitted on the probes of {result['created'][:10]}",
         sides,
         num_blocks=int(engine["blocks"]["capacity"]),
         max_tokens=int(engine["model_info"]["max_model_len"]),
     )
+    result["description"] = content_of(description)
 
 
 def _alone(run: Run) -> list[dict[str, float]]:

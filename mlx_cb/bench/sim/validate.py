@@ -5,7 +5,9 @@ Reads reports of `mlx-cb bench`. Knows nothing about how servers are started.
 
 from __future__ import annotations
 
+import math
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -47,7 +49,8 @@ class Check(msgspec.Struct, frozen=True):
     """One figure, predicted and measured.
 
     Attributes:
-        error: |predicted - measured| / measured; for step time the mean over the steps.
+        error: |predicted - measured| / measured; for step time, of the mean of each kind of step
+            (see `kind_of`), averaged over the steps, so that a step's own noise is not the model's.
         tolerance: None for a figure that is only shown.
     """
 
@@ -154,19 +157,57 @@ def _steps_check(
         return []
     cost = substrate.peer if is_peer else substrate.ours
     predicted = [sum(cost.seconds(shape) for shape in step.shapes) for step in steps]
-    errors = [abs(p - s.seconds) / s.seconds for p, s in zip(predicted, steps, strict=True)]
-    count = len(steps)
+    pairs = [(p, step.seconds) for p, step in zip(predicted, steps, strict=True)]
+    kinds: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
+    for step, pair in zip(steps, pairs, strict=True):
+        kinds[kind_of(step)].append(pair)
+    own = [kinds[kind_of(step)] for step in steps]
+    errors = {
+        "step time": _mean([_error(_mean_pair(kind)) for kind in own]),
+        "step, each": _mean([_error(pair) for pair in pairs]),
+        "step, noise": _mean([_noise(pair, k) for pair, k in zip(pairs, own, strict=True)]),
+    }
+    foreseen, measured = _mean_pair(pairs)
     return [
         Check(
-            run["name"],
-            label,
-            "step time",
-            sum(step.seconds for step in steps) / count,
-            sum(predicted) / count,
-            sum(errors) / count,
-            STEP_TOLERANCE,
+            *(run["name"], label, figure, measured, foreseen, error),
+            STEP_TOLERANCE if figure == "step time" else None,
         )
+        for figure, error in errors.items()
     ]
+
+
+def kind_of(step: Measured) -> tuple[object, ...]:
+    """Steps of one kind have as many passes, chunks or none, rows within half an octave, and move
+    keys and values or do not: their times differ by what the machine does beside them."""
+    rows = sum(shape.rows for shape in step.shapes)
+    return (
+        int(2 * math.log2(max(rows, 1))),
+        len(step.shapes),
+        any(shape.chunks for shape in step.shapes),
+        any(shape.copied for shape in step.shapes),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _mean_pair(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    predicted, measured = zip(*pairs, strict=True)
+    return _mean(predicted), _mean(measured)
+
+
+def _error(pair: tuple[float, float]) -> float:
+    predicted, measured = pair
+    return abs(predicted - measured) / measured
+
+
+def _noise(pair: tuple[float, float], kind: Sequence[tuple[float, float]]) -> float:
+    """How far a step is from its prediction, beyond how far its kind is."""
+    predicted, measured = pair
+    mean_predicted, mean_measured = _mean_pair(kind)
+    return abs(measured / predicted * mean_predicted / mean_measured - 1)
 
 
 def _figure_checks(

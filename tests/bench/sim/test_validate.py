@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import random
 
 import msgspec
 import pytest
@@ -97,6 +98,35 @@ def test_a_machine_of_another_speed_falls_short(report, factor):
     assert steps[0].error == pytest.approx(abs(factor - 1), rel=0.1)
     assert not found.passed
     assert "FELL SHORT" in found.summary()
+
+
+def test_noise_of_single_steps_is_told_from_the_model_s_error(report):
+    noisy = json.loads(json.dumps(report))
+    rng = random.Random(1)
+    for step in noisy["runs"][0]["servers"]["ours"]["last_round"]["steps"]:
+        step["seconds"] *= rng.choice((0.85, 1.15))
+    found = validate(noisy, description().substrate(), fitted_on="nothing")
+    errors = {check.figure: check.error for check in found.checks if check.server == "ours"}
+    assert errors["step, each"] > 0.12
+    assert errors["step, noise"] > 0.12
+    assert errors["step time"] < 0.05
+    assert found.passed
+
+
+def test_one_kind_of_step_that_is_predicted_badly_is_not_hidden_by_the_others(report):
+    """Chunks twice as dear and the rest a little cheaper: the mean over all steps is right."""
+    bent = json.loads(json.dumps(report))
+    steps = bent["runs"][0]["servers"]["ours"]["last_round"]["steps"]
+    plain = [step for step in steps if not step["chunks"]]
+    extra = 0.4 * sum(step["seconds"] for step in steps if step["chunks"])
+    share = 1 - extra / sum(step["seconds"] for step in plain)
+    for step in steps:
+        step["seconds"] *= 1.4 if step["chunks"] else share
+    found = validate(bent, description().substrate(), fitted_on="nothing")
+    (step_time,) = [check for check in found.checks if check.figure == "step time"]
+    assert step_time.measured == pytest.approx(step_time.predicted, rel=0.02)
+    assert step_time.error > 0.2
+    assert not found.passed
 
 
 def test_without_a_step_journal_nothing_passes(report):
