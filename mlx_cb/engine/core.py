@@ -297,7 +297,7 @@ class EngineCore:
         return outputs
 
     def trim_memory(self) -> None:
-        """Give back the blocks that the storage has in advance; only while nothing runs."""
+        """Give back most blocks that the storage has in advance; only while nothing runs."""
         self.runner.trim(len(self.scheduler.kv_cache.pool.blocks))
 
     def release_memory(self) -> None:

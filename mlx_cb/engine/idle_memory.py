@@ -1,7 +1,7 @@
 """Gives memory back while nothing runs: a Mac is used for other things too.
 
-Two steps: soon, what the storage grew to in advance; much later, every cached block. Knows when;
-`EngineCore` knows how.
+Two steps: soon, most of what the storage grew to in advance; much later, every cached block. Knows
+when; `EngineCore` knows how.
 """
 
 from __future__ import annotations

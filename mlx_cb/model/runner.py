@@ -41,7 +41,7 @@ from mlx_cb.model.window_places import WindowPlaces
 #: By block: bytes of the layers that see everything, and for some of those with windows.
 BlockContents = tuple[dict[int, bytes], dict[int, bytes]]
 GROWTH = 1.5  # of the storage: growing copies it, so it has to stay rare
-MIN_GROWTH = 128  # blocks
+MIN_GROWTH = 128  # blocks; a request of 2,048 tokens
 
 
 @dataclass(slots=True)
@@ -268,9 +268,13 @@ class ModelRunner:
         self.grammars.forget(request_id)
 
     def trim(self, num_blocks: int) -> None:
-        """Keep no more than `num_blocks` blocks in memory."""
-        if self.storage.num_blocks > num_blocks:
-            self.storage.resize(num_blocks)
+        """Keep `num_blocks` blocks in memory, and room for one more request unless there are none.
+
+        Without that room the next request would wait for a copy of all that is kept.
+        """
+        most = num_blocks + MIN_GROWTH if num_blocks else 0
+        if self.storage.num_blocks > most:
+            self.storage.resize(most)
         heap.give_back()
 
     def reset(self) -> None:

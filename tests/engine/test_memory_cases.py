@@ -14,6 +14,7 @@ from mlx_cb.config import CacheConfig, EngineConfig
 from mlx_cb.engine.core import EngineCore
 from mlx_cb.engine.idle_memory import RELEASE_AFTER_S, TRIM_AFTER_S, IdleMemory
 from mlx_cb.errors import UnsupportedModel
+from mlx_cb.model.runner import MIN_GROWTH
 from mlx_cb.standing import Standing
 from tests import tiny
 from tests.families.build import build
@@ -238,7 +239,8 @@ def test_c097_the_idle_level_is_constant_and_given_back() -> None:
         assert idle.wait_s() == 0.0
         idle.rest()
         levels.append(core.runner.storage.nbytes)
-        assert core.runner.storage.num_blocks == len(core.scheduler.kv_cache.pool.blocks)
+        have, known = core.runner.storage.num_blocks, len(core.scheduler.kv_cache.pool.blocks)
+        assert have <= known + MIN_GROWTH
     assert len(set(levels[3:])) == 1
     ask(core, "again", text(50, 30))
     now[0] = RELEASE_AFTER_S
@@ -249,6 +251,20 @@ def test_c097_the_idle_level_is_constant_and_given_back() -> None:
     collected = ask(core, "after", text(50, 30))
     assert cached(collected, "after") == 0
     assert idle.wait_s() == 0.0, "it has run, so it counts anew"
+
+
+def test_c098_the_first_request_after_a_rest_waits_for_no_copy_of_the_cache() -> None:
+    """What the rest gave back must not be grown again at once: that copies every cached block."""
+    core = tiny.engine(model(), prefix_cache=True, num_blocks=2000)
+    for index in range(12):
+        ask(core, f"r{index}", text(index, 300))
+    core.runner.storage.resize(1900)
+    core.trim_memory()
+    rested = core.runner.storage.num_blocks
+    assert len(core.scheduler.kv_cache.pool.blocks) < rested < 1000
+    for index in range(3):
+        ask(core, f"after {index}", text(100 + index, 300))
+    assert core.runner.storage.num_blocks == rested
 
 
 def test_prefixes_are_found_by_their_user_and_within_a_group_only() -> None:
