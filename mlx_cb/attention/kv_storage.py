@@ -6,6 +6,7 @@ array: never keep a second reference to a layer's arrays across a write.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,10 @@ import numpy as np
 
 from mlx_cb.attention.addresses import BlockTable, Slots
 from mlx_cb.attention.stored_form import Floats, Quantizer, StoredForm, quantize_plainly
+
+GROWTH = 1.5  # times what there is; growing copies it, so it has to stay rare
+MIN_GROWTH = 128  # blocks; a request of 2,048 tokens
+AHEAD = 8  # while the last eighth of the blocks is taken, they grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +222,38 @@ class KVStorage:
             layer.resize(num_blocks)
         self.num_blocks = num_blocks
         mx.clear_cache()  # the old arrays' buffers fit nothing else
+
+    def ensure(self, num_blocks: int, most: int) -> None:
+        """Have at least `num_blocks`, and prepare for more, up to `most`.
+
+        Growing copies everything, which would hold up one step by seconds. So it goes on layer by
+        layer while the last blocks are taken, as far into the layers as into these.
+        """
+        have = self.num_blocks
+        wanted = max(num_blocks, min(most, max(int(have * GROWTH), have + MIN_GROWTH)))
+        if wanted <= have or not self._full:
+            self.num_blocks = max(have, num_blocks)
+            return
+        ahead = have // AHEAD
+        share = 1.0 if num_blocks >= have else 1 - (have - num_blocks) / ahead if ahead else 0.0
+        if share <= 0.0:
+            return
+        first = self._full[: math.ceil(share * len(self._full))]
+        behind = [layer for layer in first if layer.num_blocks < wanted]
+        for layer in behind:
+            layer.resize(wanted)
+        if behind:
+            self.num_blocks = min(layer.num_blocks for layer in self._full)
+            mx.clear_cache()  # the old arrays' buffers fit nothing else
+
+    def trim(self, num_blocks: int) -> None:
+        """Keep `num_blocks`, and room for one more request unless there are none.
+
+        Without that room the next request would begin with growing, a copy of all that is kept.
+        """
+        most = (num_blocks + MIN_GROWTH) * AHEAD // (AHEAD - 1) if num_blocks else 0
+        if any(layer.num_blocks > most for layer in self._full):
+            self.resize(most)
 
     def keeps(self, block_ids: Sequence[int], num_tokens: int) -> bool:
         """True when a request can go on behind the blocks' first tokens, in every layer."""

@@ -40,8 +40,6 @@ from mlx_cb.model.window_places import WindowPlaces
 
 #: By block: bytes of the layers that see everything, and for some of those with windows.
 BlockContents = tuple[dict[int, bytes], dict[int, bytes]]
-GROWTH = 1.5  # of the storage: growing copies it, so it has to stay rare
-MIN_GROWTH = 128  # blocks; a request of 2,048 tokens
 
 
 @dataclass(slots=True)
@@ -142,7 +140,7 @@ class ModelRunner:
         blocks, windows = contents
         self._window_places.drop(list(blocks))
         self._window_places.restore(plan.restoring, list(windows))
-        self._ensure_blocks(plan.num_blocks)
+        self.storage.ensure(plan.num_blocks, self.max_blocks)
         self.block_bytes.copy_in(list(blocks), list(blocks.values()))
         self.window_bytes.copy_in(list(windows), list(windows.values()))
 
@@ -152,7 +150,7 @@ class ModelRunner:
         `previous` is the launched, uncollected step whose tokens this one continues.
         """
         launched = time.perf_counter()
-        self._ensure_blocks(plan.num_blocks)
+        self.storage.ensure(plan.num_blocks, self.max_blocks)
         self._window_places.prepare(plan)
         if plan.copies:
             self.storage.copy_blocks(
@@ -190,12 +188,6 @@ class ModelRunner:
         if self._on_cpu or any(request.params.depends_on_history for request in requests):
             return None
         return self._choose_on_device(sampler.adjust(sampled, rows, mx), rows)
-
-    def _ensure_blocks(self, num_blocks: int) -> None:
-        have = self.storage.num_blocks
-        if num_blocks > have:
-            wanted = max(num_blocks, int(have * GROWTH), have + MIN_GROWTH)
-            self.storage.resize(max(num_blocks, min(wanted, self.max_blocks)))
 
     def collect(self, step: LaunchedStep) -> tuple[list[SampledToken], float]:
         """Wait for a step; returns one token per `plan.sampling()` and the seconds it took."""
@@ -268,13 +260,8 @@ class ModelRunner:
         self.grammars.forget(request_id)
 
     def trim(self, num_blocks: int) -> None:
-        """Keep `num_blocks` blocks in memory, and room for one more request unless there are none.
-
-        Without that room the next request would wait for a copy of all that is kept.
-        """
-        most = num_blocks + MIN_GROWTH if num_blocks else 0
-        if self.storage.num_blocks > most:
-            self.storage.resize(most)
+        """Keep little more than `num_blocks` blocks in memory; see KVStorage.trim."""
+        self.storage.trim(num_blocks)
         heap.give_back()
 
     def reset(self) -> None:
