@@ -234,8 +234,7 @@ class KVStorage:
         if wanted <= have or not self._full:
             self.num_blocks = max(have, num_blocks)
             return
-        ahead = have // AHEAD
-        share = 1.0 if num_blocks >= have else 1 - (have - num_blocks) / ahead if ahead else 0.0
+        share = min(1.0, 1 - (have - num_blocks) / max(1, have // AHEAD))
         if share <= 0.0:
             return
         first = self._full[: math.ceil(share * len(self._full))]

@@ -11,7 +11,7 @@ from bisect import bisect, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-SMOOTHING = 0.1  # weight of a new measurement in its bucket
+SMOOTHING = 0.2  # weight of a new measurement in its bucket: a machine changes within seconds
 TRUST = 2  # steps after which a bucket's average counts half against the line through all
 MAX_ROWS = 4096
 OUTLIER = 3.0  # times the prediction that a measurement may count for

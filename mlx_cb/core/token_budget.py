@@ -12,8 +12,9 @@ from mlx_cb.config import SchedulerConfig
 from mlx_cb.core.cost_model import StepCostModel
 
 #: Times a step of decodes alone that a step may take: more shortens what a long prompt waits, less
-#: the streams' gaps beside it. At 2.8 a prompt of 1024 tokens beside 8 streams took 1.33 times its
-#: time on an idle machine, and their gaps 2.9 times those before it (docs/performance.md, G6, G7).
+#: the streams' gaps beside it. At 2.8 a prompt of 1024 tokens beside 8 streams takes 1.3 to 1.6
+#: times its time on an idle machine, and their gaps 2.9 times those before it
+#: (docs/performance.md).
 STRETCH = 2.8
 IDLE_STRETCH = 2.5  # times the inter-token target that a step without streams may take
 EFFICIENT = 4.0  # times the smallest step: from there on a prefill step is nearly as good as any
