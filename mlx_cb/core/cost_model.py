@@ -30,6 +30,11 @@ class _Bucket:
     pairs_covariance: float = 0.0  # with the seconds
 
 
+def chunk_pairs(start: int, num_tokens: int) -> int:
+    """Tokens that each of `num_tokens` rows attends to, summed, with `start` tokens before them."""
+    return num_tokens * start + num_tokens * (num_tokens + 1) // 2
+
+
 class StepCostModel:
     """Online least squares for
     `seconds = base + per_row * rows + per_context * context + per_pair * pairs`.
@@ -81,8 +86,8 @@ class StepCostModel:
         """
 
         def predicted(rows: int) -> float:
-            chunk = max(0, rows - num_decodes)
-            return self.predict(rows, context, chunk * prefix + chunk * (chunk + 1) // 2)
+            pairs = chunk_pairs(prefix, max(0, rows - num_decodes))
+            return self.predict(rows, context, pairs)
 
         return max(1, bisect_right(range(1, MAX_ROWS + 1), seconds, key=predicted))
 

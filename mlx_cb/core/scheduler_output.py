@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mlx_cb.core.block_pool import BlockPool
-from mlx_cb.core.cost_model import StepCostModel
+from mlx_cb.core.cost_model import StepCostModel, chunk_pairs
 from mlx_cb.core.journal import StepRecord
 from mlx_cb.core.request import Request
 from mlx_cb.core.ssd_tier import BlockContent
@@ -25,7 +25,7 @@ class ScheduledChunk:
     @property
     def pairs(self) -> int:
         """Tokens that each of its rows attends to, summed."""
-        return self.num_tokens * self.start + self.num_tokens * (self.num_tokens + 1) // 2
+        return chunk_pairs(self.start, self.num_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from mlx_cb.attention.kv_storage import MIN_GROWTH
+from mlx_cb.attention.kv_storage import AHEAD, MIN_GROWTH
 from mlx_cb.config import CacheConfig, EngineConfig
 from mlx_cb.engine.core import EngineCore
 from mlx_cb.engine.idle_memory import RELEASE_AFTER_S, TRIM_AFTER_S, IdleMemory
@@ -240,7 +240,7 @@ def test_c097_the_idle_level_is_constant_and_given_back() -> None:
         idle.rest()
         levels.append(core.runner.storage.nbytes)
         have, known = core.runner.storage.num_blocks, len(core.scheduler.kv_cache.pool.blocks)
-        assert have <= 8 / 7 * (known + MIN_GROWTH)
+        assert have <= AHEAD / (AHEAD - 1) * (known + MIN_GROWTH)
     assert len(set(levels[3:])) == 1
     ask(core, "again", text(50, 30))
     now[0] = RELEASE_AFTER_S
