@@ -37,7 +37,7 @@ class Options:
     people: tuple[int, ...]
     agents: float
     seed: int
-    rounds: int
+    rounds: int | None
     goals: bool
     sizing: bool
     validate: Path | None
@@ -68,7 +68,7 @@ class Options:
 @click.option("--people", multiple=True, type=click.IntRange(1), help="With --sizing; repeat.")
 @click.option("--agents", default=0.0, show_default=True, help="Share of people with an agent.")
 @click.option("--seed", default=1, show_default=True)
-@click.option("--rounds", default=1, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), help="[default: 1; measured: 3]")
 @click.option("--goals", is_flag=True, help="G16, G18 and G19; fails when one falls short.")
 @click.option("--sizing", is_flag=True, help="Settings for so many --people on this machine.")
 @click.option(
@@ -121,16 +121,14 @@ def _simulate(console: Console, options: Options) -> None:
     name = options.workload or ""
     workload = make(name, _parameters(name, options))
     engines = [engine(text) for text in options.engine or ("ours", "P", "T")]
-    outcomes = []
+    rounds, outcomes = options.rounds or 1, []
     for one in engines:
         with console.status(f"{name}: {one.label}"):
             outcomes.append(
-                simulate(name, workload, one, substrate, seed=options.seed, rounds=options.rounds)
+                simulate(name, workload, one, substrate, seed=options.seed, rounds=rounds)
             )
     report = labelled.new_report()
-    run = labelled.entry(
-        name, workload, substrate, outcomes, seed=options.seed, rounds=options.rounds
-    )
+    run = labelled.entry(name, workload, substrate, outcomes, seed=options.seed, rounds=rounds)
     report["runs"].append(run)
     console.print(labelled.table(run))
     _write(report, options)
@@ -178,7 +176,7 @@ def _validate(console: Console, options: Options, file: Path) -> None:
         description = description_of(report["description"], str(file))
     else:
         description = read_description(options.machine or SHIPPED)
-    found = validate(report, description.substrate(), fitted_on=description.made, skip=options.skip)
+    found = validate(report, description, skip=options.skip)
     _conclude(console, found, options)
 
 
@@ -186,7 +184,7 @@ def _validate_here(console: Console, options: Options) -> None:
     from mlx_cb.bench.measuring import Policy
     from mlx_cb.bench.report import write_json
     from mlx_cb.bench.servers import float32_copy
-    from mlx_cb.bench.sim.here import Settings, measure_here
+    from mlx_cb.bench.sim.here import MEASURED_ROUNDS, Settings, measure_here
     from mlx_cb.bench.sim.measured import SHIPPED, description_of, write_description
     from mlx_cb.bench.sim.validate import keep, validate
     from mlx_cb.config import ModelConfig
@@ -202,11 +200,12 @@ def _validate_here(console: Console, options: Options) -> None:
         console.print(f"measuring: {what}")
 
     policy = Policy(options.allow_load)
-    settings = Settings(policy, options.seed, options.rounds, announce=announce, keep=kept)
+    rounds = options.rounds or MEASURED_ROUNDS
+    settings = Settings(policy, options.seed, rounds, announce=announce, keep=kept)
     report = asyncio.run(measure_here("demo", folder, settings))
     description = description_of(report["description"], "the probe")
     console.print(report["verdict"]["text"])
-    found = validate(report, description.substrate(), fitted_on=description.made)
+    found = validate(report, description)
     if options.keep:
         write_description(description, SHIPPED)
         keep(found)

@@ -105,7 +105,8 @@ class EngineCore:
         scheduling = replace(
             config.scheduler,
             max_num_seqs=plan.max_num_seqs,
-            tile_rows=config.scheduler.tile_rows or tile_rows(loaded.config),
+            tile_rows=config.scheduler.tile_rows
+            or tile_rows(loaded.config, is_quantized=loaded.quantization is not None),
         )
         self.scheduler = Scheduler(scheduling, kv_cache, clock=clock)
         self.governor = Governor(self.scheduler, clock)

@@ -7,6 +7,7 @@ requests.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,8 +49,16 @@ class PassCost(Protocol):
     spread: float
 
     def seconds(self, shape: PassShape) -> float:
-        """Time of one pass."""
+        """Mean time of passes of this shape."""
         ...
+
+
+def draw_seconds(cost: PassCost, shape: PassShape, noise: random.Random) -> float:
+    """Time of one pass: log-normal around the mean."""
+    seconds = cost.seconds(shape)
+    if cost.spread:
+        seconds *= noise.lognormvariate(-(cost.spread**2) / 2, cost.spread)
+    return seconds
 
 
 class AppleCost:
@@ -93,11 +102,16 @@ class AppleCost:
         return min(once * slope, tiled)
 
 
+BLAS_ROWS = 4  # that OpenBLAS takes at once; the engine's own figure is model.matmul_tiles.CPU_TILE
 KNOTS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 def features(shape: PassShape) -> list[float]:
-    """The terms of FittedCost: a constant, rows between each two knots, and the shape's parts."""
+    """The terms of FittedCost: a constant, rows between each two knots, and the shape's parts.
+
+    Of the rows that are left over behind the fours, two are one more pass over the weights, and so
+    is one: 11 rows take longer than 12.
+    """
     below = [
         float(max(0, min(shape.rows, high) - low))
         for low, high in zip(KNOTS, (*KNOTS[1:], 10**9), strict=True)
@@ -105,6 +119,7 @@ def features(shape: PassShape) -> list[float]:
     return [
         1.0,
         *below,
+        float((shape.rows % BLAS_ROWS).bit_count()),
         float(shape.sampled),
         float(shape.chunks),
         float(shape.context),
@@ -137,6 +152,10 @@ class FittedCost:
             + self._copied * shape.copied
             + self._move * (shape.copied > 0)
         )
+
+    def at_pace(self, pace: float) -> FittedCost:
+        """The same passes, each taking `pace` times as long."""
+        return FittedCost(tuple(pace * value for value in self.coefficients), self.spread)
 
     def _rows(self, rows: int) -> float:
         found = self._by_rows.get(rows)

@@ -94,13 +94,15 @@ def simulate(
     *,
     seed: int = 1,
     rounds: int = 1,
+    noise: int = 0,
 ) -> Outcome:
     """Put the workload on a fresh, warmed server, `rounds` times over, as `compare` does.
 
-    The plans are those that `compare` would draw up for a run of this name.
+    The plans are those that `compare` would draw up for a run of this name. Another `noise` gives
+    the passes other times around their means.
     """
     clock = VirtualClock()
-    server = chosen.start(clock, substrate, seed)
+    server = chosen.start(clock, substrate, seed + noise)
     outcome = Outcome(chosen.label, server)
     with _alone(seed):
         number = 0

@@ -1,8 +1,9 @@
 """Measures this machine for the simulator: a probe to fit the cost of passes on, and other loads.
 
 Starts our server and mlx_lm.server on the same fp32 weights, as `bench compare` does. What the
-probe measures is never what the simulator is judged by. It is measured before the loads and after
-them, because a shared machine is not equally fast for a quarter of an hour.
+probe measures is never what the simulator is judged by. It is measured before and after each load,
+because a shared machine is not equally fast for a quarter of an hour: each load is predicted for
+the machine as it was around it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,19 @@ from mlx_cb.bench.prompts import TokenizerWords
 from mlx_cb.bench.report import Report
 from mlx_cb.bench.servers import Cores, Kind, RunningServer, ServerSpec
 from mlx_cb.bench.sim.fit import Measured
-from mlx_cb.bench.sim.measured import content_of, describe, our_steps, peer_steps
+from mlx_cb.bench.sim.measured import Probed, content_of, describe, our_steps, peer_steps
 from mlx_cb.bench.workloads.base import Workload, make, seeds
 
 ALONE = (16, 48, 128, 256, 512, 1024)  # prompt lengths measured alone
 TOGETHER = ((2, 24), (4, 24), (8, 24), (16, 24), (32, 24), (8, 256), (6, 512))  # streams, prompts
+MEASURED_ROUNDS = 3  # of each load: a minute in which the machine is slow is not the middle one
 SAID = (8, 10, 12, 14)  # tokens of a stage's streams in turn: they leave one after another
 
 #: Conversations at a rate that both can hold: the queue of who cannot grows as long as the load
 #: lasts, and its tails hang on which prompts happen to share a pass.
 LOADS: tuple[tuple[str, dict[str, object]], ...] = (
     ("churn", {"streams": 12, "calls": 48}),
-    ("poisson", {"rate": 0.4, "calls": 32, "scale": 16}),
+    ("poisson", {"rate": 0.4, "calls": 24, "scale": 16}),
     ("hog", {"hog_calls": 10, "hog_prompt": 256, "hog_output": 16, "victims": 4}),
 )
 
@@ -79,17 +81,18 @@ class Settings:
 
     policy: Policy = field(default_factory=Policy)
     seed: int = 1
-    rounds: int = 2
+    rounds: int = MEASURED_ROUNDS
     loads: Sequence[tuple[str, Mapping[str, object]]] = LOADS
     announce: Callable[[str], None] = lambda what: None
     keep: Callable[[Report], None] = lambda report: None
 
 
 async def measure_here(name: str, folder: Path, settings: Settings) -> Report:
-    """Put a probe and each load on both servers, and the probe again. `folder` holds fp32 weights.
+    """Put each load on both servers, a probe before and behind it. `folder` holds fp32 weights.
 
     The report has, beside what all reports have, the `description` of this machine that was fitted
-    on the probes, and the `journals` of all measured steps by run and server.
+    on the probes, the `paces` of both servers around each load, and the `journals` of all measured
+    steps by run and server.
     """
     average = settings.policy.check_before()
     cores = Cores.choose(settings.policy.pin)
@@ -106,17 +109,15 @@ async def measure_here(name: str, folder: Path, settings: Settings) -> Report:
         cores.pin_client()
         try:
             servers = await fleet.bring_up(specs)
-            probes = [await _probe("probe", servers, conditions, settings)]
-            await _describe(name, result, probes, servers[0], journal)
-            settings.keep(result)
+            probes = [await _probe(0, servers, conditions, settings)]
             for load, parameters in settings.loads:
                 settings.announce(load)
                 compared = await compare(load, make(load, parameters), servers, conditions)
                 result["journals"] |= _journals(compared, journal)
                 result["runs"].append(report.comparison_entry(compared, name))
+                probes.append(await _probe(len(probes), servers, conditions, settings))
+                await _describe(name, result, probes, servers[0], journal)
                 settings.keep(result)
-            probes.append(await _probe("probe again", servers, conditions, settings))
-            await _describe(name, result, probes, servers[0], journal)
         finally:
             fleet.stop()
     conclude(result, average, settings.policy)
@@ -139,8 +140,9 @@ def _end_of(run: Run) -> float:
 
 
 async def _probe(
-    name: str, servers: Sequence[RunningServer], conditions: Conditions, settings: Settings
+    number: int, servers: Sequence[RunningServer], conditions: Conditions, settings: Settings
 ) -> Comparison:
+    name = f"probe {number}"
     settings.announce(name)
     return await compare(name, Probe(), servers, replace(conditions, rounds=1))
 
@@ -152,27 +154,36 @@ async def _describe(
     server: RunningServer,
     journal: Path,
 ) -> None:
-    """Put the probes' journals and what they say of this machine into the result."""
+    """Put the probes' journals and what they say of this machine into the result.
+
+    Load number n ran between probes n and n + 1.
+    """
     answer = await get_json_bytes(server.endpoint, "/status")
     status: dict[str, Any] = msgspec.json.decode(answer.body)
     engine = status.get("engine", status)
     for probe in probes:
         result["journals"] |= _journals(probe, journal)
-    sides = []
-    for label in ("ours", "P"):
-        found = [result["journals"][f"{probe.name}/{label}"] for probe in probes]
-        steps = msgspec.convert(list(chain.from_iterable(found)), list[Measured])
-        calls = [call for probe in probes for call in _alone(probe.outcomes[label].runs[0])]
-        sides.append((steps, calls))
+    sides = [_probed(label, result["journals"], probes) for label in ("ours", "P")]
     processor = result["environment"]["processor"]
-    description = describe(
+    description, paces = describe(
         f"{name} fp32 on {processor}",
         f"fitted on the probes of {result['created'][:10]}",
-        sides,
+        (sides[0], sides[1]),
         num_blocks=int(engine["blocks"]["capacity"]),
         max_tokens=int(engine["model_info"]["max_model_len"]),
     )
     result["description"] = content_of(description)
+    result["paces"] = {
+        run["name"]: [(before + after) / 2 for before, after in zip(*around, strict=True)]
+        for run, around in zip(result["runs"], pairwise(paces), strict=True)
+    }
+
+
+def _probed(label: str, journals: Mapping[str, Any], probes: Sequence[Comparison]) -> Probed:
+    """One server's steps, and its calls that ran alone."""
+    found = [journals[f"{probe.name}/{label}"] for probe in probes]
+    calls = [call for probe in probes for call in _alone(probe.outcomes[label].runs[0])]
+    return msgspec.convert(found, list[list[Measured]]), calls
 
 
 def _alone(run: Run) -> list[dict[str, float]]:

@@ -6,15 +6,15 @@ Our steps come from the journal in a bench report, the peer's from the file of `
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from mlx_cb.bench.sim.cost import FittedCost, PassShape
+from mlx_cb.bench.sim.cost import BLAS_ROWS, FittedCost, PassShape
 from mlx_cb.bench.sim.fit import Measured, fit_cost
 from mlx_cb.bench.sim.substrate import Substrate
 from mlx_cb.bench.stats import median
@@ -87,6 +87,10 @@ class HostTimes:
     row_s: float
     front_s: float
 
+    def at_pace(self, pace: float) -> HostTimes:
+        """The same, each `pace` times as long."""
+        return HostTimes(pace * self.step_s, pace * self.row_s, pace * self.front_s)
+
 
 def host_times(steps: Sequence[Measured], calls: Sequence[Mapping[str, Any]]) -> HostTimes:
     """What happens around the steps. `calls` ran alone; their times share the steps' clock."""
@@ -123,6 +127,10 @@ class Side:
     cost: FittedCost
     host: HostTimes
 
+    def at_pace(self, pace: float) -> Side:
+        """The same server on the machine while that takes `pace` times as long for everything."""
+        return Side(self.cost.at_pace(pace), self.host.at_pace(pace))
+
 
 @dataclass(frozen=True, slots=True)
 class Description:
@@ -139,6 +147,10 @@ class Description:
     peer: Side
     num_blocks: int
     max_tokens: int
+
+    def at_pace(self, ours: float, peer: float) -> Description:
+        """The machine at another time, when it takes so many times as long."""
+        return replace(self, ours=self.ours.at_pace(ours), peer=self.peer.at_pace(peer))
 
     def substrate(self) -> Substrate:
         """To simulate on."""
@@ -157,6 +169,7 @@ class Description:
             peer_step_s=self.peer.host.step_s,
             peer_row_s=self.peer.host.row_s,
             salts_users=True,
+            tile_rows=BLAS_ROWS,
         )
 
 
@@ -234,14 +247,21 @@ def read_description(path: Path) -> Description:
     return description_of(content, str(path))
 
 
+#: Of one server: the steps of each probe, and the calls that ran alone in any of them.
+Probed = tuple[Sequence[Sequence[Measured]], Sequence[Mapping[str, Any]]]
+
+
 def describe(
-    name: str,
-    made: str,
-    sides: Sequence[tuple[Sequence[Measured], Sequence[Mapping[str, Any]]]],
-    *,
-    num_blocks: int,
-    max_tokens: int,
-) -> Description:
-    """Fit ours and the peer, given as (steps, calls that ran alone)."""
-    ours, peer = (Side(fit_cost(steps), host_times(steps, calls)) for steps, calls in sides)
-    return Description(name, made, ours, peer, num_blocks, max_tokens)
+    name: str, made: str, sides: tuple[Probed, Probed], *, num_blocks: int, max_tokens: int
+) -> tuple[Description, list[tuple[float, float]]]:
+    """Fit ours and the peer; also returns the paces of both in each probe (see `fit_cost`)."""
+    (ours, our_paces), (peer, peer_paces) = (_side(*side) for side in sides)
+    description = Description(name, made, ours, peer, num_blocks, max_tokens)
+    return description, list(zip(our_paces, peer_paces, strict=True))
+
+
+def _side(
+    probes: Sequence[Sequence[Measured]], calls: Sequence[Mapping[str, Any]]
+) -> tuple[Side, list[float]]:
+    fit = fit_cost(probes)
+    return Side(fit.cost, host_times(list(chain.from_iterable(probes)), calls)), fit.paces

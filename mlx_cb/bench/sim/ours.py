@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from mlx_cb.bench.metrics import Figures
 from mlx_cb.bench.sim.client import Client, SimCall
 from mlx_cb.bench.sim.clock import VirtualClock
-from mlx_cb.bench.sim.cost import PassShape
+from mlx_cb.bench.sim.cost import PassShape, draw_seconds
 from mlx_cb.bench.sim.substrate import Substrate
 from mlx_cb.bench.stats import summarize
 from mlx_cb.config import SchedulerConfig
@@ -221,10 +221,7 @@ class OurServer:
         self.clock.after(IDLE_S, self._step)
 
     def _launch(self, plan: SchedulerOutput, previous: _Launched | None) -> _Launched:
-        cost = self.substrate.ours
-        seconds = cost.seconds(shape_of(plan))
-        if cost.spread:
-            seconds *= self._noise.lognormvariate(0.0, cost.spread)
+        seconds = draw_seconds(self.substrate.ours, shape_of(plan), self._noise)
         began = self.clock.now if previous is None else max(self.clock.now, previous.ends)
         return _Launched(plan, self.clock.now, began + seconds)
 

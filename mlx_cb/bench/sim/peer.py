@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from mlx_cb.bench.sim.client import Client, SimCall
 from mlx_cb.bench.sim.clock import VirtualClock
-from mlx_cb.bench.sim.cost import PassShape
+from mlx_cb.bench.sim.cost import PassShape, draw_seconds
 from mlx_cb.bench.sim.substrate import Substrate
 
 TIME_BUDGET_S = 0.5
@@ -218,10 +218,7 @@ class PeerServer:
 
     def _launch(self, shape: PassShape) -> None:
         shape.copied, self._copied = self._copied, 0
-        cost = self.substrate.peer
-        seconds = cost.seconds(shape)
-        if cost.spread:
-            seconds *= self._noise.lognormvariate(0.0, cost.spread)
+        seconds = draw_seconds(self.substrate.peer, shape, self._noise)
         self._device = max(self._device, self._host) + seconds
         if not self.substrate.runs_beside_host:
             self._host = self._device

@@ -19,15 +19,17 @@ from mlx_cb.bench.metrics import look_up
 from mlx_cb.bench.report import Report
 from mlx_cb.bench.sim.engines import ENGINES, Engine, engine, simulate
 from mlx_cb.bench.sim.fit import Measured
-from mlx_cb.bench.sim.measured import our_steps
+from mlx_cb.bench.sim.measured import Description, our_steps
 from mlx_cb.bench.sim.substrate import Substrate
 from mlx_cb.bench.sim.users import OneUser
+from mlx_cb.bench.stats import median
 from mlx_cb.bench.workloads.base import make
 from mlx_cb.errors import InvalidRequest
 
 STEP_TOLERANCE = 0.10
 TAIL_TOLERANCE = 0.25
 TAILS = ("ttft.p95", "itl.p99")
+DRAWS = 9  # simulations with other noise; the median of what they say is the prediction
 SHOWN = ("ttft.p50", "output_tok_s", "goodput")  # compared without a tolerance
 
 RECORD = Path(__file__).with_name("validation.json")
@@ -49,8 +51,8 @@ class Check(msgspec.Struct, frozen=True):
     """One figure, predicted and measured.
 
     Attributes:
-        error: |predicted - measured| / measured; for step time, of the mean of each kind of step
-            (see `kind_of`), averaged over the steps, so that a step's own noise is not the model's.
+        error: |predicted - measured| / measured; for step time, of the median of each kind of
+            step (see `kind_of`), averaged over the steps: a step's own noise is not the model's.
         tolerance: None for a figure that is only shown.
     """
 
@@ -95,16 +97,11 @@ class Validation(msgspec.Struct, frozen=True):
         return f"checked against real runs on {self.machine}, {self.date}: {errors}; {verdict}"
 
 
-def validate(
-    report: Report,
-    substrate: Substrate,
-    *,
-    fitted_on: str,
-    skip: Sequence[str] = (),
-) -> Validation:
+def validate(report: Report, description: Description, *, skip: Sequence[str] = ()) -> Validation:
     """Simulate every run of the report and compare. `skip` names the runs it was fitted on.
 
-    Steps come from the report's `journals` (see `here`), ours also from its last rounds.
+    Steps come from the report's `journals` (see `here`), ours also from its last rounds. Where the
+    report has `paces`, the machine is simulated as it was around the run.
 
     Raises InvalidRequest when the report holds no run that can be simulated.
     """
@@ -113,6 +110,8 @@ def validate(
     for run in report["runs"]:
         if "workload" not in run or run["name"] in skip:
             continue
+        ours, peer = report.get("paces", {}).get(run["name"], (1.0, 1.0))
+        substrate = description.at_pace(ours, peer).substrate()
         for label, server in run["servers"].items():
             chosen = engine_of(label, server.get("command", []))
             if chosen is None:
@@ -124,7 +123,7 @@ def validate(
         raise InvalidRequest("the report holds no workload on a server that can be simulated")
     machine = str(report["environment"].get("processor", "this machine"))
     date = str(report.get("created", time.strftime("%Y-%m-%d")))[:10]
-    return Validation(date, machine, fitted_on, checks)
+    return Validation(date, machine, description.made, checks)
 
 
 def engine_of(label: str, command: Sequence[str]) -> Engine | None:
@@ -163,7 +162,7 @@ def _steps_check(
         kinds[kind_of(step)].append(pair)
     own = [kinds[kind_of(step)] for step in steps]
     errors = {
-        "step time": _mean([_error(_mean_pair(kind)) for kind in own]),
+        "step time": _mean([_error(_middle_pair(kind)) for kind in own]),
         "step, each": _mean([_error(pair) for pair in pairs]),
         "step, noise": _mean([_noise(pair, k) for pair, k in zip(pairs, own, strict=True)]),
     }
@@ -198,6 +197,11 @@ def _mean_pair(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return _mean(predicted), _mean(measured)
 
 
+def _middle_pair(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    predicted, measured = zip(*pairs, strict=True)
+    return median(predicted), median(measured)
+
+
 def _error(pair: tuple[float, float]) -> float:
     predicted, measured = pair
     return abs(predicted - measured) / measured
@@ -206,8 +210,8 @@ def _error(pair: tuple[float, float]) -> float:
 def _noise(pair: tuple[float, float], kind: Sequence[tuple[float, float]]) -> float:
     """How far a step is from its prediction, beyond how far its kind is."""
     predicted, measured = pair
-    mean_predicted, mean_measured = _mean_pair(kind)
-    return abs(measured / predicted * mean_predicted / mean_measured - 1)
+    usual_predicted, usual_measured = _middle_pair(kind)
+    return abs(measured / predicted * usual_predicted / usual_measured - 1)
 
 
 def _figure_checks(
@@ -220,15 +224,23 @@ def _figure_checks(
     workload = make(run["workload"], run["parameters"])
     if "--keys" not in server.get("command", []):
         workload = OneUser(workload)
-    outcome = simulate(
-        run["name"], workload, chosen, substrate, seed=run["seed"], rounds=run["rounds"]
-    )
+    drawn = [
+        simulate(
+            *(run["name"], workload, chosen, substrate),
+            seed=run["seed"],
+            rounds=run["rounds"],
+            noise=1000 * draw,
+        ).figures
+        for draw in range(DRAWS)
+    ]
     checks = []
     for figure in (*TAILS, *SHOWN):
         measured = look_up(server["figures"], figure)
-        predicted = look_up(outcome.figures, figure)
-        if measured is None or predicted is None:
+        found = [look_up(figures, figure) for figures in drawn]
+        values = [value for value in found if value is not None]
+        if measured is None or not values:
             continue
+        predicted = median(values)
         error = abs(predicted - measured) / measured if measured else abs(predicted)
         tolerance = TAIL_TOLERANCE if figure in TAILS else None
         checks.append(Check(run["name"], label, figure, measured, predicted, error, tolerance))

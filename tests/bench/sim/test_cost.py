@@ -5,7 +5,14 @@ import random
 import numpy as np
 import pytest
 
-from mlx_cb.bench.sim.cost import KNOTS, AppleCost, FittedCost, PassShape, features
+from mlx_cb.bench.sim.cost import (
+    KNOTS,
+    AppleCost,
+    FittedCost,
+    PassShape,
+    draw_seconds,
+    features,
+)
 from mlx_cb.bench.sim.fit import Measured, fit_cost
 from mlx_cb.bench.sim.machines import CHIPS, MODELS, chip_named, kv_room, model_named
 from mlx_cb.errors import InvalidRequest
@@ -83,7 +90,7 @@ def test_names_are_found_and_unknown_ones_are_said():
 def test_a_fit_finds_the_cost_that_made_the_steps():
     rng = random.Random(3)
     slopes = [3e-3, 3e-3, 2e-3, 2e-3, 2e-3, 2e-3, 2e-3, 2e-3, 2e-3, 2e-3]
-    true = FittedCost((0.06, *slopes, 4e-4, 0.0, 2e-6, 3e-8, 1e-6, 0.02))
+    true = FittedCost((0.06, *slopes, 8e-3, 4e-4, 0.0, 2e-6, 3e-8, 1e-6, 0.02))
     steps = []
     for _ in range(300):
         decodes, tokens, start = (
@@ -101,7 +108,7 @@ def test_a_fit_finds_the_cost_that_made_the_steps():
         )
         noise = rng.lognormvariate(0.0, 0.05)
         steps.append(Measured([shape], true.seconds(shape) * noise))
-    found = fit_cost(steps)
+    found = fit_cost([steps]).cost
     errors = [abs(found.seconds(s.shapes[0]) / true.seconds(s.shapes[0]) - 1) for s in steps]
     assert np.mean(errors) < 0.03
     assert found.spread == pytest.approx(0.05, rel=0.3)
@@ -109,23 +116,55 @@ def test_a_fit_finds_the_cost_that_made_the_steps():
     assert found.coefficients[-1] == pytest.approx(0.02, rel=0.3)  # to begin to move
 
 
+def test_a_fit_of_noisy_steps_is_their_mean():
+    """Errors relative to what was measured would find 0.92 of it."""
+    rng = random.Random(4)
+    shapes = [PassShape(1 + number % 16) for number in range(2000)]
+    steps = [Measured([s], (0.1 + 0.01 * s.rows) * rng.lognormvariate(-0.02, 0.2)) for s in shapes]
+    found = fit_cost([steps]).cost
+    assert sum(map(found.seconds, shapes)) == pytest.approx(
+        sum(step.seconds for step in steps), rel=0.01
+    )
+    assert found.spread == pytest.approx(0.2, rel=0.1)
+
+
+def test_each_probe_has_a_pace_of_its_own():
+    shapes = [PassShape(rows) for rows in range(1, 33)]
+    probes = [
+        [Measured([shape], pace * (0.05 + 0.003 * shape.rows)) for shape in shapes]
+        for pace in (0.8, 1.0, 1.2)
+    ]
+    found = fit_cost(probes)
+    assert found.paces == pytest.approx([0.8, 1.0, 1.2])
+    assert found.cost.seconds(PassShape(8)) == pytest.approx(0.074, rel=0.01)
+    assert found.cost.spread < 0.01
+
+
+def test_drawn_times_have_the_predicted_mean():
+    cost = FittedCost((1.0,) + (0.0,) * (len(KNOTS) + 7), spread=0.3)
+    rng = random.Random(5)
+    drawn = [draw_seconds(cost, PassShape(1), rng) for _ in range(20_000)]
+    assert np.mean(drawn) == pytest.approx(1.0, rel=0.01)
+    assert np.std(np.log(drawn)) == pytest.approx(0.3, rel=0.02)
+
+
 def test_one_stall_does_not_bend_a_fit():
     shapes = [PassShape(rows, rows, context=100 * rows) for rows in range(1, 33)]
     steps = [Measured([shape], 0.05 + 0.003 * shape.rows) for shape in shapes]
     steps[20].seconds = 5.0
-    found = fit_cost(steps)
+    found = fit_cost([steps]).cost
     assert found.seconds(PassShape(8, 8, context=800)) == pytest.approx(0.074, rel=0.02)
 
 
 def test_beyond_what_was_measured_rows_cost_what_they_cost_before():
     steps = [Measured([PassShape(rows)], 0.05 + 0.002 * rows) for rows in range(1, 130)]
-    found = fit_cost(steps)
+    found = fit_cost([steps]).cost
     assert found.seconds(PassShape(2000)) == pytest.approx(0.05 + 0.002 * 2000, rel=0.05)
 
 
 def test_coefficients_must_be_those_of_the_features():
-    assert len(features(PassShape(5))) == len(KNOTS) + 7
+    assert len(features(PassShape(5))) == len(KNOTS) + 8
     with pytest.raises(ValueError, match="coefficients"):
         FittedCost((1.0, 2.0))
     with pytest.raises(ValueError, match="too few"):
-        fit_cost([Measured([PassShape(1)], 1.0)])
+        fit_cost([[Measured([PassShape(1)], 1.0)]])

@@ -1,5 +1,6 @@
 """A validation passes for the machine that made the report and for no other."""
 
+import dataclasses
 import importlib
 import json
 import math
@@ -38,7 +39,7 @@ PEER = ["python", "-m", "mlx_cb.bench.peer_launcher", "--model", "demo"]
 
 def cost(factor=1.0, spread=0.0):
     rows = [0.003 * factor] * len(KNOTS)
-    return FittedCost((0.06 * factor, *rows, 3e-4, 1e-3, 1e-6, 2e-8, 1e-7, 2e-3), spread)
+    return FittedCost((0.06 * factor, *rows, 4e-3, 3e-4, 1e-3, 1e-6, 2e-8, 1e-7, 2e-3), spread)
 
 
 def description(factor=1.0):
@@ -78,7 +79,7 @@ def report():
 
 
 def test_the_machine_that_made_the_report_passes(report):
-    found = validate(report, description().substrate(), fitted_on="nothing")
+    found = validate(report, description())
     assert {(c.server, c.figure) for c in found.checks if c.tolerance} == {
         ("ours", "step time"),
         ("ours", "ttft.p95"),
@@ -93,19 +94,26 @@ def test_the_machine_that_made_the_report_passes(report):
 
 @pytest.mark.parametrize("factor", [0.7, 1.5])
 def test_a_machine_of_another_speed_falls_short(report, factor):
-    found = validate(report, description(factor).substrate(), fitted_on="nothing")
+    found = validate(report, description(factor))
     steps = [check for check in found.checks if check.figure == "step time"]
     assert steps[0].error == pytest.approx(abs(factor - 1), rel=0.1)
     assert not found.passed
     assert "FELL SHORT" in found.summary()
 
 
+def test_a_run_is_predicted_for_the_machine_as_it_was_around_it(report):
+    """A third slower throughout, and known to be."""
+    paced = report | {"paces": {"churn": [0.75, 0.75]}}
+    assert validate(paced, description(4 / 3)).passed
+    assert not validate(report, description(4 / 3)).passed
+
+
 def test_noise_of_single_steps_is_told_from_the_model_s_error(report):
     noisy = json.loads(json.dumps(report))
     rng = random.Random(1)
     for step in noisy["runs"][0]["servers"]["ours"]["last_round"]["steps"]:
-        step["seconds"] *= rng.choice((0.85, 1.15))
-    found = validate(noisy, description().substrate(), fitted_on="nothing")
+        step["seconds"] *= rng.lognormvariate(0.0, 0.16)
+    found = validate(noisy, description())
     errors = {check.figure: check.error for check in found.checks if check.server == "ours"}
     assert errors["step, each"] > 0.12
     assert errors["step, noise"] > 0.12
@@ -122,7 +130,7 @@ def test_one_kind_of_step_that_is_predicted_badly_is_not_hidden_by_the_others(re
     share = 1 - extra / sum(step["seconds"] for step in plain)
     for step in steps:
         step["seconds"] *= 1.4 if step["chunks"] else share
-    found = validate(bent, description().substrate(), fitted_on="nothing")
+    found = validate(bent, description())
     (step_time,) = [check for check in found.checks if check.figure == "step time"]
     assert step_time.measured == pytest.approx(step_time.predicted, rel=0.02)
     assert step_time.error > 0.2
@@ -133,12 +141,12 @@ def test_without_a_step_journal_nothing_passes(report):
     bare = json.loads(json.dumps(report))
     for server in bare["runs"][0]["servers"].values():
         server["last_round"]["steps"] = []
-    assert not validate(bare, description().substrate(), fitted_on="nothing").passed
+    assert not validate(bare, description()).passed
 
 
 def test_what_it_was_fitted_on_does_not_count(report):
     with pytest.raises(InvalidRequest, match="no workload"):
-        validate(report, description().substrate(), fitted_on="churn", skip=["churn"])
+        validate(report, description(), skip=["churn"])
 
 
 def test_the_command_prints_both_and_exits_by_the_outcome(report, tmp_path):
@@ -168,7 +176,7 @@ def test_a_description_survives_its_file(tmp_path):
 def test_a_validation_is_kept_and_quoted(report, tmp_path):
     path = tmp_path / "validation.json"
     assert last_validation(path) is None
-    found = validate(report, description().substrate(), fitted_on="nothing")
+    found = validate(report, description())
     keep(found, path)
     kept = last_validation(path)
     assert kept is not None
@@ -212,7 +220,9 @@ def test_the_probe_finds_the_machine_that_was_probed():
         for r in run.records
         if r.call.group == "alone"
     ]
-    found = describe("n", "m", [(steps, alone)] * 2, num_blocks=4000, max_tokens=8192)
+    slow = [dataclasses.replace(step, seconds=1.2 * step.seconds) for step in steps]
+    sides = (([steps, steps], alone), ([steps, slow], alone))
+    found, paces = describe("n", "m", sides, num_blocks=4000, max_tokens=8192)
     for shape in (
         PassShape(1, 1, context=100),
         PassShape(16, 16, context=1600),
@@ -221,6 +231,7 @@ def test_the_probe_finds_the_machine_that_was_probed():
         assert found.ours.cost.seconds(shape) == pytest.approx(cost().seconds(shape), rel=0.05)
     assert found.ours.host.front_s == pytest.approx(0.01, abs=0.004)
     assert found.ours.host.step_s == pytest.approx(0.001, abs=0.001)
+    assert paces == [pytest.approx((1.0, 2 / 2.2)), pytest.approx((1.0, 2.4 / 2.2))]
 
 
 def test_the_peer_s_steps_are_recorded_as_they_ran(tmp_path, monkeypatch):
