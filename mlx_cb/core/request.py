@@ -123,11 +123,6 @@ class Request:
         self.token_ids.append(token_id)
         return FinishReason.LENGTH if len(self.token_ids) >= self.max_num_tokens else None
 
-    @property
-    def awaits_last_token(self) -> bool:
-        """True when every token it may generate is read or in flight: no further row is needed."""
-        return len(self.token_ids) + self.num_in_flight >= self.max_num_tokens
-
     def delta(
         self, token: SampledToken, kept: list[int], reason: FinishReason | None
     ) -> RequestOutput:

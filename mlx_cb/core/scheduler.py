@@ -126,19 +126,19 @@ class Scheduler:
         return plan
 
     def _schedule_decodes(self, plan: SchedulerOutput) -> None:
-        block_size = self.kv_cache.block_size
+        block_size, running = self.kv_cache.block_size, RequestStatus.RUNNING
         for request in self.decoding:
-            if request.status is not RequestStatus.RUNNING:
+            if request.status is not running:
                 continue  # preempted for a request before it in this very loop
-            if request.awaits_last_token:
+            wanted = request.num_computed_tokens + 1
+            if wanted >= request.max_num_tokens:  # its last token is in flight: no row is needed
                 self.num_padding += self.policy.pads_finished
                 continue
-            wanted = request.num_computed_tokens + 1
             if len(request.block_table) * block_size < wanted and not self._make_room(
                 request, wanted, plan
             ):
                 continue
-            request.num_computed_tokens += 1
+            request.num_computed_tokens = wanted
             request.num_in_flight += 1
             plan.decodes.append(request)
         self.decoding = plan.decodes.copy()

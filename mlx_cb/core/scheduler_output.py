@@ -115,9 +115,10 @@ class SchedulerOutput:
         record.decodes = [request.request_id for request in self.decodes]
         record.padding = self.num_padding
         record.num_waiting = num_waiting
-        record.context_sum = sum(request.num_computed_tokens for request in self.decodes) + sum(
-            chunk.start + chunk.num_tokens for chunk in self.prefills
-        )
+        in_chunks = sum(chunk.start + chunk.num_tokens for chunk in self.prefills)
+        # A list: this is done for every stream at every step, and a generator takes twice as long.
+        in_decodes = sum([request.num_computed_tokens for request in self.decodes])
+        record.context_sum = in_decodes + in_chunks
         record.pairs = sum(chunk.pairs for chunk in self.prefills)
         record.predicted_seconds = cost_model.predict(
             self.num_rows, record.context_sum, record.pairs
