@@ -79,7 +79,7 @@ class Options:
 )
 @click.option("--validate-here", is_flag=True, help="Measure this machine, then hold against it.")
 @click.option("--skip", multiple=True, metavar="RUN", help="Of the report: was fitted on.")
-@click.option("--keep", is_flag=True, help="Ship what --validate-here found with the simulator.")
+@click.option("--keep", is_flag=True, help="Ship what a validation found with the simulator.")
 @click.option("--allow-load", is_flag=True, help="Measure on a busy machine as well.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report.")
 def sim(**options: Any) -> None:
@@ -177,7 +177,7 @@ def _validate(console: Console, options: Options, file: Path) -> None:
     else:
         description = read_description(options.machine or SHIPPED)
     found = validate(report, description, skip=options.skip)
-    _conclude(console, found, options)
+    _conclude(console, found, description, options)
 
 
 def _validate_here(console: Console, options: Options) -> None:
@@ -185,8 +185,8 @@ def _validate_here(console: Console, options: Options) -> None:
     from mlx_cb.bench.report import write_json
     from mlx_cb.bench.servers import float32_copy
     from mlx_cb.bench.sim.here import MEASURED_ROUNDS, Settings, measure_here
-    from mlx_cb.bench.sim.measured import SHIPPED, description_of, write_description
-    from mlx_cb.bench.sim.validate import keep, validate
+    from mlx_cb.bench.sim.measured import description_of
+    from mlx_cb.bench.sim.validate import validate
     from mlx_cb.config import ModelConfig
     from mlx_cb.model.resolve import cache_dir, resolve
 
@@ -206,15 +206,17 @@ def _validate_here(console: Console, options: Options) -> None:
     description = description_of(report["description"], "the probe")
     console.print(report["verdict"]["text"])
     found = validate(report, description)
+    _conclude(console, found, description, options)
+
+
+def _conclude(console: Console, found: Any, description: Any, options: Options) -> None:
+    from mlx_cb.bench.sim.labelled import validation_table
+    from mlx_cb.bench.sim.measured import SHIPPED, write_description
+    from mlx_cb.bench.sim.validate import keep
+
     if options.keep:
         write_description(description, SHIPPED)
         keep(found)
-    _conclude(console, found, options)
-
-
-def _conclude(console: Console, found: Any, options: Options) -> None:
-    from mlx_cb.bench.sim.labelled import validation_table
-
     console.print(validation_table(found))
     console.print(f"Fitted: {found.fitted_on}. The simulator was {found.summary()}.")
     if not found.passed:

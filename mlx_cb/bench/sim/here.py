@@ -32,9 +32,11 @@ from mlx_cb.bench.sim.measured import Probed, content_of, describe, our_steps, p
 from mlx_cb.bench.workloads.base import Workload, make, seeds
 
 ALONE = (16, 48, 128, 256, 512, 1024)  # prompt lengths measured alone
-TOGETHER = ((2, 24), (4, 24), (8, 24), (16, 24), (32, 24), (8, 256), (6, 512))  # streams, prompts
+#: Streams, tokens of their prompts, calls of each. The number of streams falls by one at a time, as
+#: odd numbers cost more than even ones; with several calls prompts come in beside streams.
+TOGETHER = ((2, 24, 1), (4, 24, 1), (12, 24, 1), (16, 24, 1), (8, 256, 1), (6, 512, 1), (6, 24, 3))
 MEASURED_ROUNDS = 3  # of each load: a minute in which the machine is slow is not the middle one
-SAID = (8, 10, 12, 14)  # tokens of a stage's streams in turn: they leave one after another
+SAID = range(8, 32, 2)  # tokens of a stage's streams in turn: they leave one after another
 
 #: Conversations at a rate that both can hold: the queue of who cannot grows as long as the load
 #: lasts, and its tails hang on which prompts happen to share a pass.
@@ -53,24 +55,27 @@ class Probe(Workload):
     """
 
     alone: tuple[int, ...] = ALONE
-    together: tuple[tuple[int, int], ...] = TOGETHER
+    together: tuple[tuple[int, int, int], ...] = TOGETHER
 
     def plan(self, seed: int) -> Plan:
         """One lane for the single prompts, one per stream."""
         next_seed = seeds(seed)
-        calls = deque(Call(Prompt(length, next_seed()), 4, group="alone") for length in self.alone)
-        lanes = [Lane(calls)]
+        alone = deque(Call(Prompt(length, next_seed()), 4, group="alone") for length in self.alone)
+        lanes = [Lane(alone)]
         before = Milestone("alone", len(self.alone))
-        for streams, length in self.together:
-            group = f"{streams}x{length}"
+        for streams, length, calls in self.together:
+            group = f"{streams}x{length}x{calls}"
             lanes += [
                 Lane(
-                    deque([Call(Prompt(length, next_seed()), SAID[n % len(SAID)], group=group)]),
+                    deque(
+                        Call(Prompt(length, next_seed()), SAID[n % len(SAID)], group=group)
+                        for n in range(stream, stream + calls)
+                    ),
                     starts_when=before,
                 )
-                for n in range(streams)
+                for stream in range(streams)
             ]
-            before = Milestone(group, streams)
+            before = Milestone(group, streams * calls)
         return Plan(lanes)
 
 

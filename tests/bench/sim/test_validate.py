@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 from mlx_cb.bench import peer_journal
 from mlx_cb.bench.compare import _attention, _last_chunks
+from mlx_cb.bench.sim import measured
+from mlx_cb.bench.sim import validate as validate_module
 from mlx_cb.bench.sim.cost import KNOTS, FittedCost, PassShape
 from mlx_cb.bench.sim.engines import engine, simulate
 from mlx_cb.bench.sim.fit import Measured
@@ -162,6 +164,20 @@ def test_the_command_prints_both_and_exits_by_the_outcome(report, tmp_path):
         assert "measured" in result.output
         assert "simulated" in result.output
         assert ("BEYOND" in result.output) == bool(code)
+
+
+def test_the_command_keeps_what_it_found_when_asked(report, tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(validate_module, "keep", kept.append)
+    monkeypatch.setattr(measured, "write_description", lambda found, path: kept.append(found))
+    file, machine = tmp_path / "report.json", tmp_path / "machine.json"
+    file.write_bytes(msgspec.json.encode(report))
+    write_description(description(), machine)
+    command = ["sim", "--validate", str(file), "--machine", str(machine)]
+    assert CliRunner().invoke(bench, command).exit_code == 0
+    assert not kept
+    assert CliRunner().invoke(bench, [*command, "--keep"]).exit_code == 0
+    assert [type(one).__name__ for one in kept] == ["Description", "Validation"]
 
 
 def test_a_description_survives_its_file(tmp_path):
