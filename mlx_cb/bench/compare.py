@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,6 +102,11 @@ class Comparison:
 
 
 Progress = Callable[[str, CallRecord | None], None]
+Around = Callable[[RunningServer], Awaitable[None]]
+
+
+async def _nothing(server: RunningServer) -> None:
+    """Nothing is done around a pass."""
 
 
 async def warm(server: RunningServer, conditions: Conditions) -> None:
@@ -124,14 +129,19 @@ async def compare(
     servers: Sequence[RunningServer],
     conditions: Conditions,
     progress: Progress = lambda label, record: None,
+    around: Around = _nothing,
 ) -> Comparison:
-    """Run the workload on each server in turn, `rounds` times over. Servers must be warm."""
+    """Run the workload on each server in turn, `rounds` times over. Servers must be warm.
+
+    `around` is awaited before and behind each pass, with the pass's server.
+    """
     outcomes = {server.spec.label: Outcome(server.spec.label, server.command) for server in servers}
     for number in range(conditions.rounds):
         for server in servers:
             outcome = outcomes[server.spec.label]
             plan = workload.plan(plan_seed(name, conditions.seed, number))
             await wake(server, conditions)
+            await around(server)
             watch = LoadWatch(lambda: [server.cpu_seconds() for server in servers])
             run = await drive(
                 conditions.target(server),
@@ -143,6 +153,7 @@ async def compare(
             outcome.runs.append(run)
             outcome.rounds.append(measure(run, workload.slo) | workload.figures(run))
             progress(server.spec.label, None)
+            await around(server)
             # What the pass left to do (aborts, freed memory) is not the next server's to bear.
             await asyncio.sleep(0.2)
     comparison = Comparison(name, workload, conditions, outcomes)

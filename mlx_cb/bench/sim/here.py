@@ -1,9 +1,9 @@
 """Measures this machine for the simulator: a probe to fit the cost of passes on, and other loads.
 
 Starts our server and mlx_lm.server on the same fp32 weights, as `bench compare` does. What the
-probe measures is never what the simulator is judged by. It is measured before and after each load,
-because a shared machine is not equally fast for a quarter of an hour: each load is predicted for
-the machine as it was around it.
+probe measures is never what the simulator is judged by. A shared machine is not equally fast for a
+quarter of an hour, nor always for a minute: a short probe runs before and behind each pass of a
+load, and the load is predicted for the machine as it was around it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,10 @@ from mlx_cb.bench.prompts import TokenizerWords
 from mlx_cb.bench.report import Report
 from mlx_cb.bench.servers import Cores, Kind, RunningServer, ServerSpec
 from mlx_cb.bench.sim.fit import Measured
-from mlx_cb.bench.sim.measured import Probed, content_of, describe, our_steps, peer_steps
+from mlx_cb.bench.sim.measured import content_of, describe, our_steps, peer_steps
 from mlx_cb.bench.workloads.base import Workload, make, seeds
 
+LABELS = ("ours", "P")
 ALONE = (16, 48, 128, 256, 512, 1024)  # prompt lengths measured alone
 #: Streams, tokens of their prompts, calls of each. The number of streams falls by one at a time, as
 #: odd numbers cost more than even ones; with several calls prompts come in beside streams.
@@ -79,6 +79,9 @@ class Probe(Workload):
         return Plan(lanes)
 
 
+SHORT = Probe(alone=(128,), together=((4, 24, 1),))
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What the caller decides. `announce` hears what is measured next; `keep` gets the report
@@ -93,7 +96,7 @@ class Settings:
 
 
 async def measure_here(name: str, folder: Path, settings: Settings) -> Report:
-    """Put each load on both servers, a probe before and behind it. `folder` holds fp32 weights.
+    """Put a probe, each load, and the probe again on both servers. `folder` holds fp32 weights.
 
     The report has, beside what all reports have, the `description` of this machine that was fitted
     on the probes, the `paces` of both servers around each load, and the `journals` of all measured
@@ -107,22 +110,32 @@ async def measure_here(name: str, folder: Path, settings: Settings) -> Report:
     with tempfile.TemporaryDirectory() as scratch:
         journal = Path(scratch) / "peer.jsonl"
         specs = [
-            ServerSpec("ours", Kind.MLX_CB, str(folder)),
-            ServerSpec("P", Kind.MLX_LM, str(folder), (JOURNAL, str(journal))),
+            ServerSpec(LABELS[0], Kind.MLX_CB, str(folder)),
+            ServerSpec(LABELS[1], Kind.MLX_LM, str(folder), (JOURNAL, str(journal))),
         ]
         fleet = Fleet(cores, conditions)
         cores.pin_client()
         try:
             servers = await fleet.bring_up(specs)
-            probes = [await _probe(0, servers, conditions, settings)]
+            probes = Probes(conditions, journal)
+            settings.announce("probe")
+            for server in servers:
+                await probes.run(server, Probe())
             for load, parameters in settings.loads:
                 settings.announce(load)
-                compared = await compare(load, make(load, parameters), servers, conditions)
+                workload, before = make(load, parameters), probes.counts()
+                compared = await compare(
+                    load, workload, servers, conditions, around=probes.run_short
+                )
+                probes.loads[load] = (before, probes.counts())
                 result["journals"] |= _journals(compared, journal)
                 result["runs"].append(report.comparison_entry(compared, name))
-                probes.append(await _probe(len(probes), servers, conditions, settings))
-                await _describe(name, result, probes, servers[0], journal)
+                await _describe(name, result, probes, servers[0])
                 settings.keep(result)
+            settings.announce("probe again")
+            for server in servers:
+                await probes.run(server, Probe())
+            await _describe(name, result, probes, servers[0])
         finally:
             fleet.stop()
     conclude(result, average, settings.policy)
@@ -130,65 +143,89 @@ async def measure_here(name: str, folder: Path, settings: Settings) -> Report:
     return result
 
 
+class Probes:
+    """What the probes measured, by server.
+
+    Attributes:
+        steps: those of each probe.
+        calls: the single prompts of all probes.
+        loads: how many probes there were before a load and behind it.
+    """
+
+    def __init__(self, conditions: Conditions, journal: Path) -> None:
+        self.steps: dict[str, list[list[Measured]]] = {label: [] for label in LABELS}
+        self.calls: dict[str, list[dict[str, float]]] = {label: [] for label in LABELS}
+        self.loads: dict[str, tuple[dict[str, int], dict[str, int]]] = {}
+        self._conditions = replace(conditions, rounds=1)
+        self._journal = journal
+
+    def counts(self) -> dict[str, int]:
+        """Probes so far."""
+        return {label: len(steps) for label, steps in self.steps.items()}
+
+    async def run_short(self, server: RunningServer) -> None:
+        """Enough to tell the pace of the machine."""
+        await self.run(server, SHORT)
+
+    async def run(self, server: RunningServer, workload: Probe) -> None:
+        """Measure once more."""
+        label = server.spec.label
+        name = f"probe {len(self.steps[label])}"
+        compared = await compare(name, workload, [server], self._conditions)
+        run = compared.outcomes[label].runs[0]
+        self.steps[label].append(_steps_of(label, run, self._journal))
+        self.calls[label] += _alone(run)
+
+    def paces(self, load: str, found: Mapping[str, Sequence[float]]) -> list[float]:
+        """Mean pace of each server in the probes around a load, of those of all probes."""
+        before, behind = self.loads[load]
+        return [
+            sum(found[label][before[label] : behind[label]]) / (behind[label] - before[label])
+            for label in LABELS
+        ]
+
+
+def _steps_of(label: str, run: Run, journal: Path) -> list[Measured]:
+    if label == LABELS[0]:
+        return our_steps(run.steps)
+    ended = run.began + max(record.ended_s for record in run.records)
+    return peer_steps(journal, run.began, ended)
+
+
 def _journals(compared: Comparison, journal: Path) -> dict[str, Any]:
     """Steps of all rounds, ours and the peer's, as plain data."""
-    ours, peer = compared.outcomes["ours"], compared.outcomes["P"]
-    found = [step for run in ours.runs for step in our_steps(run.steps)]
-    theirs = [step for run in peer.runs for step in peer_steps(journal, run.began, _end_of(run))]
-    name = compared.name
-    steps: dict[str, Any] = msgspec.to_builtins({f"{name}/ours": found, f"{name}/P": theirs})
+    found = {
+        f"{compared.name}/{label}": [
+            step for run in outcome.runs for step in _steps_of(label, run, journal)
+        ]
+        for label, outcome in compared.outcomes.items()
+    }
+    steps: dict[str, Any] = msgspec.to_builtins(found)
     return steps
 
 
-def _end_of(run: Run) -> float:
-    return run.began + max(record.ended_s for record in run.records)
-
-
-async def _probe(
-    number: int, servers: Sequence[RunningServer], conditions: Conditions, settings: Settings
-) -> Comparison:
-    name = f"probe {number}"
-    settings.announce(name)
-    return await compare(name, Probe(), servers, replace(conditions, rounds=1))
-
-
-async def _describe(
-    name: str,
-    result: Report,
-    probes: Sequence[Comparison],
-    server: RunningServer,
-    journal: Path,
-) -> None:
-    """Put the probes' journals and what they say of this machine into the result.
-
-    Load number n ran between probes n and n + 1.
-    """
+async def _describe(name: str, result: Report, probes: Probes, server: RunningServer) -> None:
+    """Put the probes' journals and what they say of this machine into the result."""
     answer = await get_json_bytes(server.endpoint, "/status")
     status: dict[str, Any] = msgspec.json.decode(answer.body)
     engine = status.get("engine", status)
-    for probe in probes:
-        result["journals"] |= _journals(probe, journal)
-    sides = [_probed(label, result["journals"], probes) for label in ("ours", "P")]
+    ours, peer = ((probes.steps[label], probes.calls[label]) for label in LABELS)
     processor = result["environment"]["processor"]
     description, paces = describe(
         f"{name} fp32 on {processor}",
         f"fitted on the probes of {result['created'][:10]}",
-        (sides[0], sides[1]),
+        (ours, peer),
         num_blocks=int(engine["blocks"]["capacity"]),
         max_tokens=int(engine["model_info"]["max_model_len"]),
     )
+    by_label = dict(zip(LABELS, paces, strict=True))
     result["description"] = content_of(description)
-    result["paces"] = {
-        run["name"]: [(before + after) / 2 for before, after in zip(*around, strict=True)]
-        for run, around in zip(result["runs"], pairwise(paces), strict=True)
+    result["paces"] = {load: probes.paces(load, by_label) for load in probes.loads}
+    result["journals"] |= {
+        f"probe {number}/{label}": msgspec.to_builtins(steps)
+        for label in LABELS
+        for number, steps in enumerate(probes.steps[label])
     }
-
-
-def _probed(label: str, journals: Mapping[str, Any], probes: Sequence[Comparison]) -> Probed:
-    """One server's steps, and its calls that ran alone."""
-    found = [journals[f"{probe.name}/{label}"] for probe in probes]
-    calls = [call for probe in probes for call in _alone(probe.outcomes[label].runs[0])]
-    return msgspec.convert(found, list[list[Measured]]), calls
 
 
 def _alone(run: Run) -> list[dict[str, float]]:

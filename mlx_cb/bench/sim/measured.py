@@ -253,11 +253,11 @@ Probed = tuple[Sequence[Sequence[Measured]], Sequence[Mapping[str, Any]]]
 
 def describe(
     name: str, made: str, sides: tuple[Probed, Probed], *, num_blocks: int, max_tokens: int
-) -> tuple[Description, list[tuple[float, float]]]:
-    """Fit ours and the peer; also returns the paces of both in each probe (see `fit_cost`)."""
+) -> tuple[Description, tuple[list[float], list[float]]]:
+    """Fit ours and the peer; also returns the paces of each in its probes (see `fit_cost`)."""
     (ours, our_paces), (peer, peer_paces) = (_side(*side) for side in sides)
     description = Description(name, made, ours, peer, num_blocks, max_tokens)
-    return description, list(zip(our_paces, peer_paces, strict=True))
+    return description, (our_paces, peer_paces)
 
 
 def _side(
