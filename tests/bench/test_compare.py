@@ -42,6 +42,18 @@ def test_servers_take_turns_with_the_same_prompts(stub):
     assert comparison.outcomes["A"].figures["complete"] == 2
 
 
+def test_something_can_be_done_around_each_pass(stub):
+    seen = []
+
+    async def around(server):
+        seen.append((server.spec.label, len(stub.bodies)))
+
+    workload = make("steady", {"streams": 2, "output": 3})
+    servers = [server(stub, "A"), server(stub, "B")]
+    asyncio.run(compare("s", workload, servers, Conditions(CommonWords(), rounds=1), around=around))
+    assert seen == [("A", 1), ("A", 3), ("B", 4), ("B", 6)]  # the first call wakes the server
+
+
 def test_steps_of_this_run_are_taken_from_the_journal(stub):
     stub.script = Script(
         steps=[

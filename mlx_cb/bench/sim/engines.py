@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -95,19 +95,22 @@ def simulate(
     seed: int = 1,
     rounds: int = 1,
     noise: int = 0,
+    warmed_by: Sequence[Workload] = (),
 ) -> Outcome:
     """Put the workload on a fresh, warmed server, `rounds` times over, as `compare` does.
 
     The plans are those that `compare` would draw up for a run of this name. Another `noise` gives
-    the passes other times around their means.
+    the passes other times around their means. What the server has run before matters: its cost
+    model learns from it.
     """
     clock = VirtualClock()
     server = chosen.start(clock, substrate, seed + noise)
     outcome = Outcome(chosen.label, server)
     with _alone(seed):
         number = 0
-        for streams in (1, 4):
-            run = _drive(clock, server, Steady(streams=streams, prompt=32, output=4), -streams, 0)
+        usual = (Steady(streams=streams, prompt=32, output=4) for streams in (1, 4))
+        for turn, load in enumerate((*usual, *warmed_by), 1):
+            run = _drive(clock, server, load, -turn, number)
             number += len(run.records)
         for turn in range(rounds):
             run = _drive(clock, server, workload, plan_seed(name, seed, turn), number)

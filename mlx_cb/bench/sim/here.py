@@ -9,7 +9,6 @@ load, and the load is predicted for the machine as it was around it.
 from __future__ import annotations
 
 import tempfile
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import msgspec
 
 from mlx_cb.bench import environment, report
-from mlx_cb.bench.calls import Call, Lane, Milestone, Plan, Prompt, Run
+from mlx_cb.bench.calls import Run
 from mlx_cb.bench.compare import Comparison, Conditions, compare
 from mlx_cb.bench.exchange import get_json_bytes
 from mlx_cb.bench.measuring import Fleet, Policy, conclude
@@ -28,15 +27,11 @@ from mlx_cb.bench.report import Report
 from mlx_cb.bench.servers import Cores, Kind, RunningServer, ServerSpec
 from mlx_cb.bench.sim.fit import Measured
 from mlx_cb.bench.sim.measured import content_of, describe, our_steps, peer_steps
-from mlx_cb.bench.workloads.base import Workload, make, seeds
+from mlx_cb.bench.sim.probe import SHORT, Probe
+from mlx_cb.bench.workloads.base import make
 
 LABELS = ("ours", "P")
-ALONE = (16, 48, 128, 256, 512, 1024)  # prompt lengths measured alone
-#: Streams, tokens of their prompts, calls of each. The number of streams falls by one at a time, as
-#: odd numbers cost more than even ones; with several calls prompts come in beside streams.
-TOGETHER = ((2, 24, 1), (4, 24, 1), (12, 24, 1), (16, 24, 1), (8, 256, 1), (6, 512, 1), (6, 24, 3))
 MEASURED_ROUNDS = 3  # of each load: a minute in which the machine is slow is not the middle one
-SAID = range(8, 32, 2)  # tokens of a stage's streams in turn: they leave one after another
 
 #: Conversations at a rate that both can hold: the queue of who cannot grows as long as the load
 #: lasts, and its tails hang on which prompts happen to share a pass.
@@ -45,41 +40,6 @@ LOADS: tuple[tuple[str, dict[str, object]], ...] = (
     ("poisson", {"rate": 0.4, "calls": 24, "scale": 16}),
     ("hog", {"hog_calls": 10, "hog_prompt": 256, "hog_output": 16, "victims": 4}),
 )
-
-
-@dataclass(frozen=True)
-class Probe(Workload):
-    """Passes of every shape: single prompts of growing length, then streams of growing number.
-
-    Each stage begins when the one before it has ended, and its streams end one after another.
-    """
-
-    alone: tuple[int, ...] = ALONE
-    together: tuple[tuple[int, int, int], ...] = TOGETHER
-
-    def plan(self, seed: int) -> Plan:
-        """One lane for the single prompts, one per stream."""
-        next_seed = seeds(seed)
-        alone = deque(Call(Prompt(length, next_seed()), 4, group="alone") for length in self.alone)
-        lanes = [Lane(alone)]
-        before = Milestone("alone", len(self.alone))
-        for streams, length, calls in self.together:
-            group = f"{streams}x{length}x{calls}"
-            lanes += [
-                Lane(
-                    deque(
-                        Call(Prompt(length, next_seed()), SAID[n % len(SAID)], group=group)
-                        for n in range(stream, stream + calls)
-                    ),
-                    starts_when=before,
-                )
-                for stream in range(streams)
-            ]
-            before = Milestone(group, streams * calls)
-        return Plan(lanes)
-
-
-SHORT = Probe(alone=(128,), together=((4, 24, 1),))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,11 @@ from mlx_cb.bench.report import Report
 from mlx_cb.bench.sim.engines import ENGINES, Engine, engine, simulate
 from mlx_cb.bench.sim.fit import Measured
 from mlx_cb.bench.sim.measured import Description, our_steps
+from mlx_cb.bench.sim.probe import Probe
 from mlx_cb.bench.sim.substrate import Substrate
 from mlx_cb.bench.sim.users import OneUser
 from mlx_cb.bench.stats import median
-from mlx_cb.bench.workloads.base import make
+from mlx_cb.bench.workloads.base import Workload, make
 from mlx_cb.errors import InvalidRequest
 
 STEP_TOLERANCE = 0.10
@@ -106,6 +107,7 @@ def validate(report: Report, description: Description, *, skip: Sequence[str] = 
     Raises InvalidRequest when the report holds no run that can be simulated.
     """
     checks: list[Check] = []
+    warmed_by = (Probe(),) if "paces" in report else ()
     journals = msgspec.convert(report.get("journals", {}), dict[str, list[Measured]])
     for run in report["runs"]:
         if "workload" not in run or run["name"] in skip:
@@ -118,7 +120,7 @@ def validate(report: Report, description: Description, *, skip: Sequence[str] = 
                 continue
             given = journals.get(f"{run['name']}/{label}")
             checks += _steps_check(run, label, server, given, substrate)
-            checks += _figure_checks(run, label, server, chosen, substrate)
+            checks += _figure_checks(run, label, server, chosen, substrate, warmed_by)
     if not checks:
         raise InvalidRequest("the report holds no workload on a server that can be simulated")
     machine = str(report["environment"].get("processor", "this machine"))
@@ -220,16 +222,21 @@ def _figure_checks(
     server: Mapping[str, Any],
     chosen: Engine,
     substrate: Substrate,
+    warmed_by: Sequence[Workload],
 ) -> list[Check]:
     workload = make(run["workload"], run["parameters"])
     if "--keys" not in server.get("command", []):
         workload = OneUser(workload)
     drawn = [
         simulate(
-            *(run["name"], workload, chosen, substrate),
+            run["name"],
+            workload,
+            chosen,
+            substrate,
             seed=run["seed"],
             rounds=run["rounds"],
             noise=1000 * draw,
+            warmed_by=warmed_by,
         ).figures
         for draw in range(DRAWS)
     ]

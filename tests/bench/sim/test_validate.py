@@ -17,7 +17,6 @@ from mlx_cb.bench.sim import validate as validate_module
 from mlx_cb.bench.sim.cost import KNOTS, FittedCost, PassShape
 from mlx_cb.bench.sim.engines import engine, simulate
 from mlx_cb.bench.sim.fit import Measured
-from mlx_cb.bench.sim.here import Probe
 from mlx_cb.bench.sim.measured import (
     Description,
     HostTimes,
@@ -29,6 +28,7 @@ from mlx_cb.bench.sim.measured import (
     read_description,
     write_description,
 )
+from mlx_cb.bench.sim.probe import Probe
 from mlx_cb.bench.sim.users import OneUser
 from mlx_cb.bench.sim.validate import engine_of, keep, last_validation, validate
 from mlx_cb.bench.workloads import make
