@@ -16,8 +16,7 @@ class Restraint:
     """Read by the scheduler at every step.
 
     Attributes:
-        prefill_share: part of the room for prefill that is used beside streams; never below one
-            quantum.
+        prefill_share: part of a step's room for prefill that is used; never below one quantum.
         admits: False lets nobody join while anything runs.
         one_at_a_time: True lets a request join only when nothing runs.
         batch_paused: True lets nobody of a higher rank than 0 join while anything runs.

@@ -199,8 +199,8 @@ class Scheduler:
         budget = token_budget(self.config, self.cost_model, shape)
         plan.record.token_budget = budget
         # Something always moves: a full house of decodes leaves one quantum to those who wait.
-        share = self.entrance.restraint.prefill_share if num_decodes else 1.0  # for streams' gaps
-        room = max(int(share * (budget - num_decodes)), min(budget, self.kv_cache.block_size))
+        share = int(self.entrance.restraint.prefill_share * (budget - num_decodes))
+        room = max(share, min(budget, self.kv_cache.block_size))
         self.entrance.open((*self.decoding, *self.prefilling))
         blocks_short = bool(plan.record.preempted)
         for request in self._prefill_candidates(plan):

@@ -14,7 +14,7 @@ from typing import Any
 from mlx_cb.core.request import Request, RequestStatus
 from mlx_cb.core.scheduler import Scheduler
 from mlx_cb.core.scheduler_output import SchedulerOutput
-from mlx_cb.core.token_budget import allowed_gap
+from mlx_cb.core.token_budget import STRETCH
 
 WINDOW_S = 10.0
 FAILURE_WINDOW_S = 60.0
@@ -28,7 +28,7 @@ class Signs:
 
     Attributes:
         gap_p99_s: of the gaps between two tokens of a stream; None when nothing was streamed.
-        gap_allowed_s: largest gap that the token budget aimed at in the last seconds.
+        gap_allowed_s: largest gap that the token budget aims at.
         stall_s: longest gap of the window, one that is still open included.
         waits: by user, how long the oldest request that was never admitted has waited.
         neglected: those of `waits` whose user had less than half of the fair share.
@@ -77,15 +77,11 @@ class Signs:
 
 @dataclass(slots=True)
 class _Gap:
-    """All streams that decoded in two steps running waited this long between their tokens.
-
-    `allowed` is what the budget aimed at then: it depends on who was waiting.
-    """
+    """All streams that decoded in two steps running waited this long between their tokens."""
 
     time: float
     seconds: float
     streams: int
-    allowed: float
 
 
 @dataclass(slots=True)
@@ -125,8 +121,7 @@ class Watch:
     def saw(self, plan: SchedulerOutput, now: float) -> None:
         """A step's tokens were read."""
         if plan.decodes and self._last_tokens is not None:
-            allowed = self._allowed_gap(plan.record.context_sum)
-            self._gaps.append(_Gap(now, now - self._last_tokens, len(plan.decodes), allowed))
+            self._gaps.append(_Gap(now, now - self._last_tokens, len(plan.decodes)))
         self._last_tokens = now if self._scheduler.decoding else None
         self._last_step = now
         if plan.prefills:
@@ -163,7 +158,7 @@ class Watch:
         return Signs(
             time=now,
             gap_p99_s=_percentile(self._gaps, 0.99),
-            gap_allowed_s=max((g.allowed for g in self._gaps), default=self._allowed_gap(0)),
+            gap_allowed_s=self._allowed_gap(),
             stall_s=max(longest, open_gap, crowd.longest_pause),
             waits=crowd.waits,
             neglected={
@@ -182,11 +177,12 @@ class Watch:
             num_prefilled=sum(rows for _, rows in self._prefilled),
         )
 
-    def _allowed_gap(self, context: int) -> float:
+    def _allowed_gap(self) -> float:
         scheduler = self._scheduler
-        crowd = scheduler.num_running + len(scheduler.waiting)
-        crowd = max(1, min(crowd, scheduler.config.max_num_seqs))
-        return allowed_gap(scheduler.config, scheduler.cost_model, crowd, context)
+        streams = max(1, len(scheduler.decoding))
+        context = sum(request.num_computed_tokens for request in scheduler.decoding)
+        predicted = scheduler.cost_model.predict(streams, context)
+        return max(scheduler.config.itl_target_ms / 1e3, STRETCH * predicted)
 
     def _sort(self, now: float) -> _Crowd:
         crowd = _Crowd()

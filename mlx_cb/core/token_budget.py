@@ -49,16 +49,9 @@ def token_budget(config: SchedulerConfig, cost_model: StepCostModel, shape: Step
     if shape.num_decodes == 0:
         target = max(IDLE_STRETCH * target, EFFICIENT * cost_model.predict(1, 0))
     else:
-        target = allowed_gap(config, cost_model, shape.crowd, shape.context)
+        target = max(target, STRETCH * cost_model.predict(shape.crowd, shape.context))
     rows = cost_model.rows_within(target, shape.context, shape.num_decodes, shape.prefix)
     return _whole_tiles(rows, shape.num_decodes, config.tile_rows or 1)
-
-
-def allowed_gap(
-    config: SchedulerConfig, cost_model: StepCostModel, crowd: int, context: int
-) -> float:
-    """Seconds that a step beside streams may take, `crowd` of which there will be."""
-    return max(config.itl_target_ms / 1e3, STRETCH * cost_model.predict(crowd, context))
 
 
 def _whole_tiles(rows: int, num_decodes: int, tile: int) -> int:

@@ -193,31 +193,6 @@ def test_the_fair_policy_gives_the_control_nothing_to_do() -> None:
     assert machine.acts == []
 
 
-def test_steps_as_long_as_the_budget_makes_them_are_no_bad_sign() -> None:
-    """Two streams beside a flood: the budget aims at the gap that all of them will have."""
-    machine = Machine.make(control=True, max_num_seqs=32)
-    for user in ("ann", "bob"):
-        machine.add(user, 20, 400)
-    for _ in range(60):
-        machine.add("hog", 448, 4)
-    ratios = []
-    while machine.waiting_of("hog"):
-        machine.step()
-        ratios.append(machine._watch.read(machine.now).gap_ratio or 0.0)
-    assert max(ratios) < 2.0
-    assert not [act for act in machine.acts if act.action == Action.SMALLER_QUANTUM.value]
-
-
-def test_a_smaller_quantum_is_for_streams_and_holds_nobody_back_where_there_are_none() -> None:
-    rows = []
-    for share in (1.0, 0.125):
-        machine = Machine.make()
-        machine.scheduler.entrance.restraint.prefill_share = share
-        machine.add("ann", 500, 1)
-        rows.append(machine.scheduler.schedule().num_rows)
-    assert rows[0] == rows[1] > 32
-
-
 @pytest.mark.parametrize("field", ["admits", "one_at_a_time", "batch_paused", "held_users"])
 def test_whatever_is_held_back_goes_on_when_nothing_else_does(field: str) -> None:
     machine = Machine.make(policy="fcfs")
